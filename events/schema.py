@@ -1,0 +1,326 @@
+"""What may stand in an event log: one frozen class per kind of event, told apart by `kind`.
+
+Every line has the same header (class `Event`): who wrote it, when, and in what order. `group` and
+`incarnation` name the group that the event is *about*; where an event does not say, the writer fills in its
+own. `process` says who wrote it.
+
+Versions: a new field with a default keeps `v`; anything an old reader would misread raises it. A reader keeps
+kinds and versions that it does not know as `Unknown`, so old tools can read new logs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+def _tag(name: str) -> str:
+    """`GroupLost` is written as `group_lost`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_tag):
+    """The header of every event; the writer fills it in.
+
+    Attributes:
+        v: schema version.
+        run: name of the run (of its folder).
+        job: the job's id.
+        process: who wrote it: "lighthouse", "manager g2", "rank g2/0".
+        group: the group the event is about ("" if none).
+        incarnation: which start of that group ("" if none).
+        host: machine on which it was written; `mono_ns` compares only within one host.
+        pid: process id of the writer.
+        wall: seconds since the Unix epoch.
+        mono_ns: CLOCK_MONOTONIC, nanoseconds.
+        seq: counts up from 0 per file.
+    """
+
+    v: int = SCHEMA_VERSION
+    run: str = ""
+    job: str = ""
+    process: str = ""
+    group: str = ""
+    incarnation: str = ""
+    host: str = ""
+    pid: int = 0
+    wall: float = 0.0
+    mono_ns: int = 0
+    seq: int = 0
+
+
+# --- a run and its processes --------------------------------------------------------------------------------
+
+
+class RunStarted(Event, frozen=True, kw_only=True):
+    """The settings under which the run was started. `settings` is plain JSON."""
+
+    settings: dict[str, Any] = {}
+
+
+class ProcessStarted(Event, frozen=True, kw_only=True):
+    """The writer has started, or (with `child`) has started another process."""
+
+    command: str = ""
+    child: int | None = None
+
+
+class ProcessEnded(Event, frozen=True, kw_only=True):
+    """A process has ended; `exit_code` is negative for a signal, as in `subprocess`."""
+
+    exit_code: int
+    child: int | None = None
+    rank: int | None = None
+
+
+class JobStopped(Event, frozen=True, kw_only=True):
+    """The job ends here, well (`ok`) or with its first cause."""
+
+    reason: str
+    ok: bool
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """The group has reached the end of the run; `step` is the number of steps committed."""
+
+    step: int
+
+
+class Left(Event, frozen=True, kw_only=True):
+    """The group has left in good order."""
+
+    reason: str = ""
+
+
+# --- membership ---------------------------------------------------------------------------------------------
+
+
+class Joined(Event, frozen=True, kw_only=True):
+    """A group asked to join and was taken on. `signature` is the digest of what must agree between groups."""
+
+    signature: str = ""
+    fingerprint: str = ""
+
+
+class Refused(Event, frozen=True, kw_only=True):
+    """A group (or peer) was turned away; `reason` names the difference."""
+
+    reason: str
+
+
+class Prepared(Event, frozen=True, kw_only=True):
+    """An epoch was prepared on `base`. `change` is "planned" or "recovery"."""
+
+    epoch: int
+    term: int = 0
+    base: int | None = None
+    members: tuple[str, ...] = ()
+    change: str = "planned"
+    why: str = ""
+
+
+class Promised(Event, frozen=True, kw_only=True):
+    """A manager has promised: lower epochs are over for it. `step`: its last committed one (-1: none)."""
+
+    epoch: int
+    term: int = 0
+    step: int = -1
+
+
+class Activated(Event, frozen=True, kw_only=True):
+    """An epoch is in force from `first_step` on. `shares`: the microbatches of `first_step`, by group."""
+
+    epoch: int
+    first_step: int
+    term: int = 0
+    members: tuple[str, ...] = ()
+    shares: dict[str, tuple[int, ...]] = {}
+    cause: str = ""
+
+
+class Waiting(Event, frozen=True, kw_only=True):
+    """Something waits; said once per interval. `since_s`: for how long already."""
+
+    whom: str
+    since_s: float
+    why: str = ""
+
+
+class Overlap(Event, frozen=True, kw_only=True):
+    """What the reducer has learnt about overlapping reduction with backward."""
+
+    note: str
+    step: int = -1
+
+
+# --- steps --------------------------------------------------------------------------------------------------
+
+
+class Committed(Event, frozen=True, kw_only=True):
+    """One rank has committed one step.
+
+    Attributes:
+        step: index of the entry.
+        epoch: epoch in the entry's name (for an adopted entry: the donor's).
+        term: term in the entry's name.
+        rank: rank within the group.
+        total: M, the number of microbatches of the step over all groups.
+        microbatches: those of them that this group put into the entry.
+        computed: forward passes this rank ran for the step over all attempts; more than `microbatches` means
+            that work was done twice. None: not counted.
+        counted: number of microbatches that the entry itself says it holds (the runtime's own extra).
+        seconds: from the previous commit's end to this one's.
+        wait_s: of these, time standing in the reduce, the vote or a recovery.
+        tokens: tokens in the whole entry.
+        loss: loss of the whole entry.
+        fingerprint: of the state after the step, if one was taken.
+        live: false while replaying or following.
+        attempts: tries at this step, 1 without a fault.
+        extras: the reduced extras that are single numbers.
+    """
+
+    step: int
+    epoch: int
+    term: int = 0
+    rank: int = 0
+    total: int = 0
+    microbatches: tuple[int, ...] = ()
+    computed: int | None = None
+    counted: int | None = None
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    tokens: float | None = None
+    loss: float | None = None
+    fingerprint: str | None = None
+    live: bool = True
+    attempts: int = 1
+    extras: dict[str, float] = {}
+
+
+class Adopted(Event, frozen=True, kw_only=True):
+    """A group one step behind took the entry (step, epoch) from a donor and committed it."""
+
+    step: int
+    epoch: int
+    term: int = 0
+    donor: str = ""
+    bytes: int = 0
+    rank: int = 0
+
+
+class Recovered(Event, frozen=True, kw_only=True):
+    """A rank has committed a step that an earlier epoch failed at.
+
+    Attributes:
+        further: orphaned microbatches dealt to this group on top of those it had.
+        stall_s: time from the failure to the repeated reduce, computing `further` not counted.
+    """
+
+    step: int
+    epoch: int
+    term: int = 0
+    rank: int = 0
+    further: tuple[int, ...] = ()
+    stall_s: float = 0.0
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+class FaultInjected(Event, frozen=True, kw_only=True):
+    """A test, bench or demo is about to break something: written before it happens.
+
+    Attributes:
+        fault: "kill", "kill-tree", "freeze", "raise", ...
+        phase: "compute", "reduce", "vote", "apply", ...
+        target: the process that is hit: "rank g1/0", "manager g1".
+    """
+
+    fault: str
+    phase: str
+    step: int
+    target: str = ""
+
+
+class GroupLost(Event, frozen=True, kw_only=True):
+    """A group is held to be gone.
+
+    Attributes:
+        cause: what happened to it: "exit", "signal 9", "frozen", "silent", "no progress", ...
+        detected_by: "manager", "stream", "lease", "progress", ...
+        evidence: what was seen, in words.
+        phase: its phase when last seen.
+        step: its step when last seen.
+    """
+
+    cause: str
+    detected_by: str
+    evidence: str = ""
+    phase: str = ""
+    step: int = -1
+
+
+class ReduceFailed(Event, frozen=True, kw_only=True):
+    """A reduce failed here; the one who reports is usually a victim."""
+
+    step: int
+    epoch: int
+    term: int = 0
+    rank: int = 0
+    suspects: tuple[str, ...] = ()
+    error: str = ""
+
+
+class Fenced(Event, frozen=True, kw_only=True):
+    """The ranks of an incarnation were killed so that nothing it still does has an effect."""
+
+    reason: str
+
+
+class UserError(Event, frozen=True, kw_only=True):
+    """The user's code raised; fatal for this group."""
+
+    rank: int
+    step: int
+    type: str
+    message: str
+    traceback: str = ""
+
+
+class Unauthorised(Event, frozen=True, kw_only=True):
+    """A call or connection without the job's token was refused."""
+
+    peer: str
+    what: str
+
+
+class EventsDropped(Event, frozen=True, kw_only=True):
+    """This many events could not be written (full disk, folder gone) before this line."""
+
+    count: int
+
+
+class Unknown(Event, frozen=True, kw_only=True):
+    """A line whose kind, version or shape this reader does not know; `raw` is the whole line as JSON."""
+
+    name: str = ""
+    raw: dict[str, Any] = {}
+
+
+KINDS: tuple[type[Event], ...] = (
+    RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
+    Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
+    Committed, Adopted, Recovered,
+    FaultInjected, GroupLost, ReduceFailed, Fenced, UserError, Unauthorised, EventsDropped,
+)  # fmt: skip
+
+BY_NAME: dict[str, type[Event]] = {_tag(kind.__name__): kind for kind in KINDS}
+
+
+def kind_of(event: Event) -> str:
+    """The event's `kind` as it stands in the file, for instance "group_lost"."""
+    return event.name if isinstance(event, Unknown) else _tag(type(event).__name__)

@@ -1,0 +1,352 @@
+"""Rules over the event log of a run. Pure functions: a list of events in, a finding out.
+
+The lineage decides what counts: for each step, the entry of the highest epoch that anybody committed. What an
+evicted group committed alone under a lower epoch is not in it. A rule that lacks what it needs says so and
+does not hold: no check passes because nothing was recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import TypeVar
+
+from lightkeeper.events.reader import seconds_between
+from lightkeeper.events.schema import (
+    Activated,
+    Adopted,
+    Committed,
+    Event,
+    FaultInjected,
+    GroupLost,
+    Recovered,
+)
+
+T = TypeVar("T", bound=Event)
+
+NORMAL_STEPS = 10  # a normal iteration is the median of this many before the fault
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one rule: whether it holds, its figure if it has one, and why not in words."""
+
+    holds: bool
+    why: str = ""
+    value: float | int | None = None
+
+
+@dataclass(frozen=True)
+class Stall:
+    """How long one survivor stood in the step of a recovery.
+
+    Attributes:
+        group: the survivor.
+        step: the step of its longest iteration from the fault on.
+        longest_s: that iteration.
+        normal_s: median iteration of the ten steps before.
+        inherited_s: computing the microbatches it had more than in the step before.
+    """
+
+    group: str
+    step: int
+    longest_s: float
+    normal_s: float
+    inherited_s: float
+
+    @property
+    def stood_s(self) -> float:
+        """Longest iteration less the normal one less the inherited work, not below zero."""
+        return max(0.0, self.longest_s - self.normal_s - self.inherited_s)
+
+
+@dataclass
+class Lineage:
+    """Which entry of each step is the run's, and who committed it.
+
+    Attributes:
+        epoch_of: step to the (epoch, term) in the name of its entry.
+        commits: step to the commits of that entry, all groups and ranks.
+        discarded: commits under another name: thrown away.
+    """
+
+    epoch_of: dict[int, tuple[int, int]] = field(default_factory=dict)
+    commits: dict[int, list[Committed]] = field(default_factory=dict)
+    discarded: list[Committed] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> int:
+        """Highest step of the lineage, -1 if there is none."""
+        return max(self.epoch_of, default=-1)
+
+
+def pick(events: Iterable[Event], kind: type[T]) -> list[T]:
+    """The events of one kind, in order."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def lineage(events: Sequence[Event]) -> Lineage:
+    """The entry of the highest epoch, for each step."""
+    result = Lineage()
+    commits = pick(events, Committed)
+    for commit in commits:
+        name = (commit.epoch, commit.term)
+        result.epoch_of[commit.step] = max(result.epoch_of.get(commit.step, name), name)
+    for commit in commits:
+        if (commit.epoch, commit.term) == result.epoch_of[commit.step]:
+            result.commits.setdefault(commit.step, []).append(commit)
+        else:
+            result.discarded.append(commit)
+    return result
+
+
+def live_groups(events: Sequence[Event]) -> set[str]:
+    """Groups that committed the last step of the lineage."""
+    line = lineage(events)
+    return {commit.group for commit in line.commits.get(line.last_step, [])}
+
+
+def lost_groups(events: Sequence[Event]) -> set[tuple[str, str]]:
+    """(group, incarnation) of every group that was held to be gone or was hit by an injected fault."""
+    kinds = (GroupLost, FaultInjected)
+    return {(event.group, event.incarnation) for event in events if isinstance(event, kinds)}
+
+
+# --- samples ------------------------------------------------------------------------------------------------
+
+
+def samples_exactly_once(events: Sequence[Event], steps: int | None = None) -> Finding:
+    """Every microbatch of every committed step is in the run exactly once.
+
+    Over the groups that committed a step within the lineage, each of its M microbatches stands once. A group
+    that was killed between its vote and its event has no line; its microbatches are taken as consumed only if
+    that group is known as lost and every commit of the entry says that the entry counted M.
+
+    Args:
+        events: the run.
+        steps: number of steps the run had to do; None: up to the last one committed.
+    """
+    line = lineage(events)
+    wanted = line.last_step + 1 if steps is None else steps
+    if wanted <= 0:
+        return Finding(False, "no step was committed")
+    consumed = 0
+    members = _members_at(events)
+    for step in range(wanted):
+        commits = line.commits.get(step)
+        if not commits:
+            return Finding(False, f"step {step} was never committed", consumed)
+        why = _step_is_whole(step, commits, members(step), lost_groups(events))
+        if why:
+            return Finding(False, why, consumed)
+        consumed += commits[0].total
+    return Finding(True, "", consumed)
+
+
+def _step_is_whole(step: int, commits: list[Committed], members: set[str], lost: set[tuple[str, str]]) -> str:
+    totals = {commit.total for commit in commits}
+    if len(totals) != 1 or totals == {0}:
+        return f"step {step}: its number of microbatches is not told alike: {sorted(totals)}"
+    total = totals.pop()
+    by_group: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for commit in commits:
+        by_group[commit.group].add(commit.microbatches)
+    torn = [group for group, shares in by_group.items() if len(shares) > 1]
+    if torn:
+        return f"step {step}: the ranks of {torn[0]} name different microbatches"
+    count = Counter(k for shares in by_group.values() for share in shares for k in share)
+    twice = sorted(k for k, times in count.items() if times > 1)
+    if twice:
+        return f"step {step}: microbatches {twice} were consumed more than once"
+    alien = sorted(k for k in count if not 0 <= k < total)
+    if alien:
+        return f"step {step}: microbatches {alien} are not of this step (M = {total})"
+    missing = sorted(set(range(total)) - set(count))
+    if not missing:
+        return ""
+    silent = {group for group, _ in lost} & members - set(by_group)
+    if silent and all(commit.counted == total for commit in commits):
+        return ""
+    return f"step {step}: microbatches {missing} were consumed by nobody"
+
+
+def _members_at(events: Sequence[Event]) -> Callable[[int], set[str]]:
+    """A function from a step to the members of the epoch it was committed in."""
+    line = lineage(events)
+    members = {(event.epoch, event.term): set(event.members) for event in pick(events, Activated)}
+
+    def at(step: int) -> set[str]:
+        return members.get(line.epoch_of.get(step, (-1, 0)), set())
+
+    return at
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def fault_fired(events: Sequence[Event], fault: str | None = None) -> Finding:
+    """A fault was injected (of this name, if one is given)."""
+    found = [event for event in pick(events, FaultInjected) if fault is None or event.fault == fault]
+    return Finding(
+        bool(found), "" if found else f"no fault {fault or ''} was injected".replace("  ", " "), len(found)
+    )
+
+
+def detected_after(events: Sequence[Event], fault: FaultInjected | None = None) -> Finding:
+    """Seconds from the (first) injected fault to the first report that this group is gone."""
+    fault = fault or next(iter(pick(events, FaultInjected)), None)
+    if fault is None:
+        return Finding(False, "no fault was injected")
+    for lost in pick(events, GroupLost):
+        if lost.group == fault.group and _same_incarnation(lost, fault):
+            after = seconds_between(fault, lost)
+            if after >= 0:
+                return Finding(True, "", after)
+    blamed = sorted({lost.group for lost in pick(events, GroupLost)})
+    return Finding(False, f"{fault.group} was hit, nobody reported it lost (reported: {blamed or 'nobody'})")
+
+
+def _same_incarnation(one: Event, other: Event) -> bool:
+    return not one.incarnation or not other.incarnation or one.incarnation == other.incarnation
+
+
+def blamed(events: Sequence[Event]) -> Finding:
+    """Only groups that were hit by a fault were reported lost or fenced."""
+    hit = {fault.group for fault in pick(events, FaultInjected)}
+    wrong = sorted({lost.group for lost in pick(events, GroupLost)} - hit)
+    return Finding(
+        not wrong, f"reported lost without a fault: {', '.join(wrong)}" if wrong else "", len(wrong)
+    )
+
+
+def stalls(events: Sequence[Event], fault: FaultInjected | None = None) -> list[Stall]:
+    """How long each survivor stood: its longest iteration from the fault on, against the ten steps before.
+
+    Looks at the step of the fault and the two after it. The inherited time is (new share - old share) times
+    the median time of one microbatch in the steps before.
+    """
+    fault = fault or next(iter(pick(events, FaultInjected)), None)
+    if fault is None:
+        return []
+    by_group: dict[str, list[Committed]] = defaultdict(list)
+    line = lineage(events)
+    survivors = live_groups(events) - {fault.group}
+    for step in sorted(line.commits):
+        for commit in line.commits[step]:
+            if commit.group in survivors and commit.live and commit.rank == 0:
+                by_group[commit.group].append(commit)
+    found = [_stall(group, commits, fault.step) for group, commits in sorted(by_group.items())]
+    return [stall for stall in found if stall is not None]
+
+
+def _stall(group: str, commits: list[Committed], step: int) -> Stall | None:
+    before = [c for c in commits if c.step < step and c.seconds > 0][-NORMAL_STEPS:]
+    during = [c for c in commits if step <= c.step <= step + 2]
+    if not before or not during:
+        return None
+    longest = max(during, key=lambda c: c.seconds)
+    each = [(c.seconds - c.wait_s) / len(c.microbatches) for c in before if c.microbatches]
+    more = len(longest.microbatches) - len(before[-1].microbatches)
+    inherited = max(0, more) * median(each) if each else 0.0
+    return Stall(group, longest.step, longest.seconds, median(c.seconds for c in before), inherited)
+
+
+def steps_lost(events: Sequence[Event]) -> Finding:
+    """Committed steps whose work was thrown away by a group that stayed; must be 0."""
+    stayed = live_groups(events)
+    if not stayed:
+        return Finding(False, "no step was committed")
+    line = lineage(events)
+    lost = {(commit.group, commit.step) for commit in line.discarded if commit.group in stayed}
+    again: Counter[tuple[str, str, int, int]] = Counter()
+    for step, commits in line.commits.items():
+        again.update((c.group, c.incarnation, c.rank, step) for c in commits if c.live)
+    lost |= {(group, step) for (group, _, _, step), times in again.items() if times > 1}
+    again_steps = sorted({step for _, step in lost})
+    return Finding(not lost, f"steps done again: {again_steps}" if lost else "", len(again_steps))
+
+
+def recomputed_by_survivors(events: Sequence[Event]) -> Finding:
+    """Microbatches for which a group that stayed ran forward and backward more than once; must be 0."""
+    stayed = live_groups(events)
+    line = lineage(events)
+    commits = [c for step in line.commits.values() for c in step if c.group in stayed and c.live]
+    if not commits:
+        return Finding(False, "no live commit was recorded")
+    if any(commit.computed is None for commit in commits):
+        return Finding(False, "forward passes were not counted")
+    extra = sum(max(0, (commit.computed or 0) - len(commit.microbatches)) for commit in commits)
+    return Finding(extra == 0, f"{extra} microbatches were computed again" if extra else "", extra)
+
+
+def recovery_ran(events: Sequence[Event]) -> Finding:
+    """At least one rank repeated a reduce after a failure, or adopted an entry."""
+    count = len(pick(events, Recovered)) + len(pick(events, Adopted))
+    return Finding(count > 0, "" if count else "no recovery was recorded", count)
+
+
+# --- state --------------------------------------------------------------------------------------------------
+
+
+def fingerprints_equal(events: Sequence[Event]) -> Finding:
+    """Ranks with the same index hold the same bits, at every step of the lineage that has fingerprints.
+
+    The last step must have one from every live group.
+    """
+    line = lineage(events)
+    if line.last_step < 0:
+        return Finding(False, "no step was committed")
+    compared = 0
+    for step in sorted(line.commits):
+        seen: dict[int, dict[str, str]] = defaultdict(dict)
+        for commit in line.commits[step]:
+            if commit.fingerprint is not None:
+                seen[commit.rank][commit.group] = commit.fingerprint
+        for rank, by_group in seen.items():
+            if len(set(by_group.values())) > 1:
+                return Finding(False, f"step {step}, rank {rank}: fingerprints differ: {by_group}", compared)
+            compared += len(by_group)
+    without = sorted({c.group for c in line.commits[line.last_step] if c.fingerprint is None})
+    if without:
+        return Finding(False, f"step {line.last_step}: no fingerprint from {', '.join(without)}", compared)
+    return Finding(True, "", compared)
+
+
+def one_lineage(events: Sequence[Event]) -> Finding:
+    """No incarnation went on from an entry that was thrown away (invariant I1)."""
+    line = lineage(events)
+    for commit in line.discarded:
+        for step in range(commit.step + 1, line.last_step + 1):
+            for later in line.commits.get(step, []):
+                if (later.group, later.incarnation, later.live) == (commit.group, commit.incarnation, True):
+                    why = f"{commit.group} built on step {commit.step} of epoch {commit.epoch}"
+                    return Finding(False, why)
+    return Finding(True)
+
+
+def final_loss(events: Sequence[Event]) -> float | None:
+    """Loss of the last step of the lineage, None if nobody told it."""
+    line = lineage(events)
+    losses = [c.loss for c in line.commits.get(line.last_step, []) if c.loss is not None]
+    return losses[0] if losses else None
+
+
+def goodput(events: Sequence[Event]) -> Finding:
+    """Share of the elapsed time that went into steps at their normal pace, by a group that stayed to the end.
+
+    (steps committed x median iteration) / (time from the first commit to the last).
+    """
+    stayed = sorted(live_groups(events))
+    if not stayed:
+        return Finding(False, "no step was committed")
+    line = lineage(events)
+    commits = (c for step in sorted(line.commits) for c in line.commits[step])
+    own = [c for c in commits if c.group == stayed[0] and c.rank == 0]
+    elapsed = seconds_between(own[0], own[-1])
+    if len(own) < 2 or elapsed <= 0:
+        return Finding(False, "fewer than two commits")
+    normal = median(seconds_between(a, b) for a, b in pairwise(own))
+    return Finding(True, "", min(1.0, normal * (len(own) - 1) / elapsed))
