@@ -32,10 +32,13 @@ def packaged_files() -> set[str]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel and an sdist, built from a copy of the tree that keeps its symbolic links."""
     source = tmp_path_factory.mktemp("source") / "tree"
-    ignore = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "runs", ".*_cache")
+    left_out = (".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "runs", ".*_cache")
+    ignore = shutil.ignore_patterns(*left_out)
     shutil.copytree(ROOT, source, symlinks=True, ignore=ignore)
     code = "import setuptools.build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr
     return source / "dist"
 
@@ -77,7 +80,9 @@ for found in pkgutil.walk_packages(lightkeeper.__path__, "lightkeeper."):
 bad = [name for name in {OUTSIDE!r} if name in sys.modules]
 assert not bad, bad
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr
 
 
