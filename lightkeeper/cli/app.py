@@ -1,0 +1,94 @@
+"""Puts the commands together; tells every foreseen error in one line.
+
+Exit codes: 0 well; 1 it failed; 2 wrong input; 130 interrupted. `launch` ends with its script's code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from lightkeeper.errors import ToldError
+
+INTERRUPTED = 130
+
+
+def build() -> typer.Typer:
+    """The application with all commands."""
+    from lightkeeper.cli import bench, demo, events, launch, lighthouse, manager, status
+
+    app = typer.Typer(
+        name="lightkeeper",
+        help="Keeps a PyTorch training run going when replica groups die, freeze or come back.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(version_option)
+    app.command("lighthouse")(lighthouse.command)
+    app.command("launch")(launch.command)
+    app.command("manager", hidden=True)(manager.command)
+    app.command("demo")(demo.command)
+    app.command("bench")(bench.command)
+    app.command("events")(events.command)
+    app.command("status")(status.command)
+    return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from lightkeeper import __version__
+
+        typer.echo(f"lightkeeper {__version__}")
+        raise typer.Exit
+
+
+def version_option(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
+) -> None:
+    """Keeps a PyTorch training run going when replica groups die, freeze or come back."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the words after `lightkeeper`; None: the process's own.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        code = build()(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except TyperException as error:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        if message:  # no arguments at all: the help has been printed already
+            tell(message)
+        return int(getattr(error, "exit_code", 2))
+    except ToldError as error:
+        tell(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        tell("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # `lightkeeper events RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def tell(message: str) -> None:
+    """One line on standard error."""
+    print("lightkeeper: " + " ".join(message.split()), file=sys.stderr)
+
+
+def main() -> None:
+    """Entry point of the command `lightkeeper`."""
+    sys.exit(run())

@@ -1,0 +1,1 @@
+"""The demo: real processes, a real fault, and a table whose every line is a check."""

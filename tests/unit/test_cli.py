@@ -1,0 +1,267 @@
+"""The command line: quick, told in one line when it is wrong, and each option reaches who it is for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from lightkeeper.cli.app import run
+from lightkeeper.cli.options import LaunchOptions, StatusOptions, check_address, require_token
+from lightkeeper.errors import RunFolderError, UsageError
+from lightkeeper.events import EventLog
+from lightkeeper.events.schema import Committed, GroupLost
+from lightkeeper.manager.settings import Settings
+
+COMMANDS = ["lighthouse", "launch", "manager", "demo", "bench", "events", "status"]
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("LIGHTKEEPER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LIGHTKEEPER_TOKEN", "secret")
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Stand-ins for the parts that do the work: they keep the options they are handed and return 7."""
+    options: list[object] = []
+
+    def keep(given: object) -> int:
+        options.append(given)
+        return 7
+
+    for name in ("lighthouse.main", "manager.launch", "manager.main", "demo.runner"):
+        module = types.ModuleType(f"lightkeeper.{name}")
+        module.run = module.status = keep  # type: ignore[attr-defined]
+        module.Options = types.SimpleNamespace  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"lightkeeper.{name}", module)
+    return options
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("lightkeeper: ")
+    return line.removeprefix("lightkeeper: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_option_with_a_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import typer.main
+
+    from lightkeeper.cli.app import build
+
+    assert run([command, "--help"]) == 0
+    assert command in capsys.readouterr().out
+    for parameter in typer.main.get_command(build()).commands[command].params:  # type: ignore[attr-defined]
+        assert parameter.help, f"{command} {parameter.name} has no help"
+
+
+def test_help_imports_neither_torch_nor_grpc() -> None:
+    code = (
+        "import sys; from lightkeeper.cli.app import run; run(['--help']); run(['launch', '--help'])\n"
+        "bad = [n for n in ('torch', 'grpc', 'numpy', 'psutil') if n in sys.modules]; assert not bad, bad"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == "lightkeeper 0.1.0\n"
+
+
+def test_lighthouse_options_arrive(handed: list[object], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    words = f"lighthouse --bind [::1]:0 --token-file {file} --log {tmp_path}/log --run-folder {tmp_path}/run"
+    assert run([*words.split(), "--lease-s", "3.5"]) == 7
+    (options,) = handed
+    assert vars(options) == {
+        "bind": "[::1]:0",
+        "token": "from-file",
+        "log": tmp_path / "log",
+        "run_folder": tmp_path / "run",
+        "lease_s": 3.5,
+    }
+
+
+ALL_OPTIONS = {
+    "group": "g1",
+    "ranks": 2,
+    "lighthouse": "h:1",
+    "job": "j",
+    "groups": 3,
+    "minimum": 2,
+    "start_window_s": 4.0,
+    "outage_budget_s": 30.0,
+    "host": "10.0.0.1",
+    "bucket_mb": 8.0,
+    "fingerprint_every": 5,
+}
+
+
+def test_launch_options_arrive(handed: list[object], tmp_path: Path) -> None:
+    words = ["launch", "--run-folder", str(tmp_path)]
+    for name, value in ALL_OPTIONS.items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    assert run([*words, "--", "train.py", "--group", "x", "-m", "y"]) == 7
+    settings = Settings(token="secret", run_folder=str(tmp_path), **ALL_OPTIONS)  # type: ignore[arg-type]
+    assert handed == [LaunchOptions(settings, ("train.py", "--group", "x", "-m", "y"))]
+
+
+def test_launch_reads_the_environment(handed: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ALL_OPTIONS.items():
+        monkeypatch.setenv(f"LIGHTKEEPER_{name.upper()}", str(value))
+    monkeypatch.setenv("LIGHTKEEPER_RUN_FOLDER", "/tmp/run")
+    assert run(["launch", "--", "train.py"]) == 7
+    settings = Settings(token="secret", run_folder="/tmp/run", **ALL_OPTIONS)  # type: ignore[arg-type]
+    assert handed == [LaunchOptions(settings, ("train.py",))]
+
+
+def test_every_setting_is_an_option_of_launch() -> None:
+    """No setting that can only be reached by editing code, no option that goes nowhere."""
+    from dataclasses import fields
+
+    from lightkeeper.cli import launch, manager
+
+    named = {field.name for field in fields(Settings)} - {"token"}
+    assert set(launch.command.__annotations__) - {"script", "return", "token_file"} == named
+    assert set(manager.command.__annotations__) - {"return", "token_file"} == named
+
+
+def test_manager_and_status_options_arrive(handed: list[object]) -> None:
+    assert run(["manager", "--group", "g0"]) == 7
+    assert run(["status", "--lighthouse", "h:3", "--job", "j", "--json"]) == 7
+    assert handed == [Settings(group="g0", token="secret"), StatusOptions("h:3", "j", "secret", True)]
+
+
+def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
+    words = (
+        f"demo --groups 2 --steps 9 --microbatches 5 --fault freeze --seed 4 --json --run-folder {tmp_path}"
+    )
+    assert run(words.split()) == 7
+    (options,) = handed
+    from lightkeeper.demo.options import DemoOptions
+
+    assert options == DemoOptions(2, 9, 5, "freeze", 4, True, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("nonsense", "No such command 'nonsense'."),
+        ("lighthouse --nope", "No such option: --nope"),
+        ("lighthouse --bind here", "--bind: 'here' is not an address of the form HOST:PORT"),
+        ("lighthouse --bind h:70000", "--bind: 'h:70000' is not an address"),
+        ("lighthouse --lease-s x", "Invalid value for '--lease-s'"),
+        ("lighthouse --token-file /nonexistent", "cannot read the token file /nonexistent"),
+        ("launch -- train.py", "--group NAME is missing"),
+        ("launch --group g0", "no script"),
+        ("launch --group ../x -- t.py", "group '../x': give 1 to 100 letters"),
+        ("launch --group g0 --ranks 0 -- t.py", "ranks 0: a group has at least one rank"),
+        ("launch --group g0 --lighthouse h -- t.py", "lighthouse: 'h' is not an address"),
+        ("launch --group g0 --minimum 4 --groups 3 -- t.py", "minimum 4 of 3 groups"),
+        ("launch --group g0 --outage-budget-s 0 -- t.py", "outage_budget_s 0.0: give 1 to 86400 seconds"),
+        ("demo --groups 0", "--groups must be within 1..16, got 0"),
+        ("demo --groups 1", "--groups 1 has no peer"),
+        ("demo --groups 3 --microbatches 2", "--microbatches must be at least --groups (3), got 2"),
+        ("demo --fault flood", "Invalid value for '--fault'"),
+        ("bench nonsense", "no bench 'nonsense'"),
+        ("events /nonexistent", "no event log in /nonexistent"),
+        ("events /tmp --kind meteor", "no event kind 'meteor'"),
+    ],
+)
+def test_bad_input_gets_one_line_and_code_2(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words.split()) == 2
+    assert says in one_line(capsys)
+
+
+def test_no_token_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("LIGHTKEEPER_TOKEN")
+    assert run(["lighthouse"]) == 2
+    assert one_line(capsys) == "no job token: give --token-file FILE or set LIGHTKEEPER_TOKEN"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "é", "a" * 513, "a\nb"])
+def test_bad_tokens_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError):
+        require_token(tmp_path / "t")
+
+
+def test_addresses() -> None:
+    assert check_address("h:5", "--x") == "h:5"
+    for bad in ("h", "h:", "h:-1", "h:5x"):
+        with pytest.raises(UsageError, match="--x"):
+            check_address(bad, "--x")
+
+
+def test_told_errors_and_interrupts_have_their_codes(
+    monkeypatch: pytest.MonkeyPatch, handed: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> int:
+        raise RunFolderError("cannot write the run folder /x")
+
+    def interrupt(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["lightkeeper.lighthouse.main"], "run", refuse)
+    assert run(["lighthouse"]) == 2
+    assert one_line(capsys) == "cannot write the run folder /x"
+    monkeypatch.setattr(sys.modules["lightkeeper.lighthouse.main"], "run", interrupt)
+    assert run(["lighthouse"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+# --- events
+
+
+@pytest.fixture
+def a_run(tmp_path: Path) -> Path:
+    log = EventLog(tmp_path, "rank g0/0", group="g0")
+    for step in range(3):
+        log.write(Committed(step=step, epoch=1, total=2, microbatches=(0, 1), loss=2.5))
+    EventLog(tmp_path, "lighthouse").write(GroupLost(group="g1", cause="signal 9", detected_by="stream"))
+    return tmp_path
+
+
+def test_events_prints_a_line_each(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["events", str(a_run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "rank g0/0" in lines[0]
+    assert "committed" in lines[0]
+    assert "microbatches=[0,1] loss=2.5" in lines[0]
+    assert "g1 group_lost" in lines[3]
+    assert "cause='signal 9'" in lines[3]
+
+
+def test_events_filters_and_json(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["events", str(a_run), "--kind", "committed", "--json"]) == 0
+    steps = [json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()]
+    assert steps == [0, 1, 2]
+    assert run(["events", str(a_run), "--group", "g1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_events_tells_torn_lines_and_sums_up(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    next((a_run / "events").glob("rank*")).open("a").write('{"kind":"comm')
+    assert run(["events", str(a_run), "--summary"]) == 0
+    said = capsys.readouterr()
+    assert "samples consumed exactly once            yes  6" in said.out
+    assert "line 4 is torn" in said.err
+
+
+def test_bench_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "list"]) == 0
