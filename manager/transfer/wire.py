@@ -1,0 +1,204 @@
+"""What travels between two ranks: frames of a JSON header and raw bytes. Nothing that arrives is unpickled.
+
+A frame is the magic, the header's length (unsigned 32 bits, little-endian), the header (UTF-8 JSON), and the raw
+bytes of the parts that the header lists, one after the other. A conversation is four frames: hello (the token;
+nothing is answered before it is checked), welcome, request (which entry), and reply (its parts, or a refusal).
+A part is a range of bytes of one tensor with its checksum; an entry is sent as one part per tensor, and several
+donors can later share a state by serving disjoint ranges of it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import xxhash
+
+from lightkeeper.lighthouse.names import Entry, Epoch, Term
+from lightkeeper.manager.fingerprint import raw_bytes
+
+MAGIC = b"LKT1"
+HEADER_MAX = 1 << 20  # bytes
+HELLO_MAX = 4 << 10  # bytes, of a header that has not shown its token yet
+PARTS_MAX = 8192  # tensors of an entry
+
+_PREFIX = struct.Struct("<4sI")
+
+
+class WireError(ValueError):
+    """What arrived is not what the protocol allows; one line."""
+
+
+@dataclass(frozen=True)
+class PartHeader:
+    """A range of bytes of one tensor.
+
+    Attributes:
+        name: Of the tensor; in an entry "bucket.<i>" or "extras".
+        dtype: Such as "float32".
+        shape: Of the whole tensor.
+        start: First byte of the range within the tensor's row-major bytes.
+        nbytes: Length of the range.
+        xxh3_64: Checksum of the range, 16 hexadecimal digits.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+    xxh3_64: str
+
+
+def part_names(count: int) -> list[str]:
+    """Names of the tensors of an entry: buckets, then extras."""
+    return [*(f"bucket.{i}" for i in range(count - 1)), "extras"]
+
+
+def describe(name: str, tensor: torch.Tensor, data: memoryview) -> PartHeader:
+    """The header of a whole tensor whose raw bytes are `data`."""
+    return PartHeader(name, dtype_name(tensor), tuple(tensor.shape), 0, data.nbytes, checksum(data))
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Such as "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def checksum(data: memoryview) -> str:
+    """xxh3_64 of `data`, 16 hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def entry_to_json(entry: Entry) -> dict[str, Any]:
+    """The full name of an entry as JSON."""
+    term = entry.epoch.term
+    return {"epoch": entry.epoch.number, "term": term.number, "lighthouse": term.lighthouse, "step": entry.step}
+
+
+def entry_from_json(data: Any) -> Entry:
+    """Read what `entry_to_json` wrote.
+
+    Raises:
+        WireError: it is not the name of an entry.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("lighthouse"), str):
+        raise WireError("the request does not name an entry")
+    numbers = [data.get(key) for key in ("epoch", "term", "step")]
+    if not all(isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 63 for x in numbers):
+        raise WireError("the request does not name an entry")
+    epoch, term, step = numbers
+    return Entry(Epoch(epoch, Term(term, data["lighthouse"])), step)
+
+
+def parts_to_json(parts: Sequence[PartHeader]) -> list[dict[str, Any]]:
+    """Part headers as JSON."""
+    return [asdict(part) for part in parts]
+
+
+def parts_from_json(data: Any) -> list[PartHeader]:
+    """Read what `parts_to_json` wrote.
+
+    Raises:
+        WireError: it is not a list of part headers.
+    """
+    if not isinstance(data, list) or len(data) > PARTS_MAX:
+        raise WireError(f"the reply does not list its parts (at most {PARTS_MAX})")
+    try:
+        return [
+            PartHeader(
+                str(p["name"]), str(p["dtype"]), tuple(int(n) for n in p["shape"]),
+                int(p["start"]), int(p["nbytes"]), str(p["xxh3_64"]),
+            )
+            for p in data
+        ]  # fmt: skip
+    except (KeyError, TypeError, ValueError) as e:
+        raise WireError(f"the reply describes a part wrongly: {e!r}") from e
+
+
+class Connection:
+    """One end of a conversation, bounded in time as a whole.
+
+    Args:
+        sock: A connected socket; closed with this.
+        timeout_s: Bound on everything together, in seconds.
+    """
+
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+        self._sock = sock
+        self._until = time.monotonic() + timeout_s
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._sock.close()
+
+    def send_header(self, header: dict[str, Any]) -> None:
+        """Send a frame's header.
+
+        Raises:
+            WireError: it is too long.
+            OSError: the connection broke, or its time is up.
+        """
+        data = json.dumps(header, separators=(",", ":")).encode()
+        if len(data) > HEADER_MAX:
+            raise WireError(f"a header of {len(data)} bytes is too long: at most {HEADER_MAX}")
+        self.send(memoryview(_PREFIX.pack(MAGIC, len(data)) + data))
+
+    def receive_header(self, bytes_max: int = HEADER_MAX) -> dict[str, Any]:
+        """Receive a frame's header of at most `bytes_max` bytes.
+
+        Raises:
+            WireError: not a header, or a longer one.
+            OSError: the connection broke or ended, or its time is up.
+        """
+        prefix = bytearray(_PREFIX.size)
+        self.receive_into(memoryview(prefix))
+        magic, length = _PREFIX.unpack(prefix)
+        if magic != MAGIC:
+            raise WireError("what arrived is not a frame of this protocol")
+        if length > bytes_max:
+            raise WireError(f"a header of {length} bytes is too long: at most {bytes_max}")
+        data = bytearray(length)
+        self.receive_into(memoryview(data))
+        try:
+            header = json.loads(data)
+        except (ValueError, RecursionError) as e:
+            raise WireError("a header is not JSON") from e
+        if not isinstance(header, dict):
+            raise WireError("a header is not a JSON object")
+        return header
+
+    def send(self, data: memoryview) -> None:
+        """Send raw bytes; errors as for `send_header`."""
+        while data.nbytes:
+            self._sock.settimeout(self._left())
+            data = data[self._sock.send(data) :]
+
+    def receive_into(self, data: memoryview) -> None:
+        """Fill `data` with what arrives; errors as for `receive_header`."""
+        while data.nbytes:
+            self._sock.settimeout(self._left())
+            count = self._sock.recv_into(data)
+            if count == 0:
+                raise ConnectionError("the connection ended early")
+            data = data[count:]
+
+    def _left(self) -> float:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the time for this transfer is up")
+        return left
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The writable raw bytes of a dense, contiguous tensor on the CPU."""
+    assert tensor.device.type == "cpu" and tensor.is_contiguous(), "bytes are read straight into tensors on the CPU"
+    return raw_bytes(tensor)
