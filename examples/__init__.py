@@ -1,0 +1,1 @@
+"""Examples to read and to copy from; the demo runs them."""

@@ -1,0 +1,33 @@
+"""A training loop that outlives its replica groups. Compare with `plain.py`: the loop is the same.
+
+lightkeeper launch --group g0 --groups 3 ... -- examples/train.py --steps 200
+"""
+
+from __future__ import annotations
+
+import lightkeeper
+from lightkeeper.examples.common import build, parser
+from lightkeeper.examples.gpt import next_byte_loss
+
+
+def main() -> None:
+    """Train until the last step is committed."""
+    setup = build(parser("Train a byte-level GPT with lightkeeper.").parse_args())
+    model, optimizer, data, options = setup.model, setup.optimizer, setup.data, setup.arguments
+    manager = lightkeeper.Manager(model, optimizer, seed=options.seed, extras={"loss": (), "tokens": ()})
+    for step in manager.steps(until=options.steps, microbatches=options.microbatches):
+        optimizer.zero_grad()
+        for k in step.microbatches():  # this group's share; it grows if a peer is lost during the step
+            x, y = data.batch(step.index, k)
+            loss = next_byte_loss(model(x), y)
+            (loss / step.total).backward()
+            step.contribute("loss", loss.detach() / step.total)
+            step.contribute("tokens", y.numel())
+        lightkeeper.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()  # leaving the inner loop: reduced, voted, committed
+        if step.live and step.lead and step.index % 10 == 0:
+            print(f"step {step.index}: loss {float(step.reduced['loss']):.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
