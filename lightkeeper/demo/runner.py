@@ -1,0 +1,181 @@
+"""Runs the demo: once with a fault, once without, and compares. Waits by following the event log."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+import msgspec
+
+from lightkeeper.demo.job import LocalJob
+from lightkeeper.demo.options import DemoOptions
+from lightkeeper.demo.report import Outcome, Report, build, plain_lines, table
+from lightkeeper.demo.view import View
+from lightkeeper.errors import RunFolderError, ToldError
+from lightkeeper.events import EventLog, follow, read_run
+from lightkeeper.events.schema import RunStarted
+
+SILENCE_S_MAX = 60.0  # nothing at all written for this long: the run is given up
+GONE_S_MAX = 3.0  # how long a group's descendants may take to be gone
+FAULT_VARIABLE = "LIGHTKEEPER_FAULT"
+JOB = "demo"
+
+
+def run(options: DemoOptions) -> int:
+    """Run the demo and print its table.
+
+    Returns:
+        0 if every check holds, else 1.
+    """
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        report = _run(options)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    _print(report, options.as_json)
+    return 0 if report.ok else 1
+
+
+def _run(options: DemoOptions) -> Report:
+    folder = new_folder(options.run_folder)
+    stream = sys.stderr if options.as_json else sys.stdout
+    victim = _victim(options)
+    if options.groups == 1:
+        print("one group: it trains, and nothing can heal it", file=stream)
+    outcome = train(options, folder, victim, "with fault" if victim else "without fault", stream)
+    reference = None
+    if victim and not outcome.trouble:
+        reference = train(options, folder / "reference", "", "the same run without fault", stream)
+    return build(options, outcome, reference)
+
+
+def _victim(options: DemoOptions) -> str:
+    return "" if options.fault == "none" else group_names(options.groups)[1]
+
+
+def group_names(count: int) -> tuple[str, ...]:
+    """g0, g1, ..."""
+    return tuple(f"g{index}" for index in range(count))
+
+
+def new_folder(wanted: Path | None) -> Path:
+    """The run's folder, made.
+
+    Raises:
+        RunFolderError: it cannot be made, or already holds a run.
+    """
+    folder = (wanted or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
+    number = 1
+    while wanted is None and folder.exists():
+        number += 1
+        folder = folder.with_name(f"{folder.name.split('.')[0]}.{number}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise RunFolderError(f"the run folder {folder} is not empty; give a new one with --run-folder")
+    except OSError as error:
+        raise RunFolderError(f"cannot make the run folder {folder}: {error.strerror or error}") from None
+    return folder
+
+
+def train(options: DemoOptions, folder: Path, victim: str, what: str, stream: TextIO) -> Outcome:
+    """One run of real processes, watched until it ends."""
+    names = group_names(options.groups)
+    log = EventLog(folder, "demo", job=JOB)
+    asked = {name: value for name, value in asdict(options).items() if name not in ("as_json", "run_folder")}
+    log.write(RunStarted(settings={**asked, "victim": victim}))
+    settings = {"fingerprint-every": "1"}
+    title = f"{options.groups} groups, {options.steps} steps of {options.microbatches} microbatches, {what}"
+    trouble = ""
+    with LocalJob(folder, names, JOB, settings) as job:
+        try:
+            job.start_lighthouse()
+            for name in names:
+                job.start_group(name, train_command(options), fault_environment(options, name, victim))
+            with View(title, options.steps, stream) as view:
+                trouble = watch(folder, job, view)
+        except ToldError as error:
+            trouble = str(error)
+        leftovers = wait_until_gone(job)
+        job.stop_lighthouse()
+        codes = job.exit_codes()
+        trouble = trouble or _early_end(job, codes, victim)
+    log.close()
+    return Outcome(read_run(folder).events, codes, leftovers, folder, victim, trouble)
+
+
+def train_command(options: DemoOptions) -> list[str]:
+    """The example's training script and its arguments."""
+    import lightkeeper
+
+    script = Path(lightkeeper.__file__).parent / "examples" / "train.py"
+    words = [str(script), "--steps", str(options.steps), "--microbatches", str(options.microbatches)]
+    return [*words, "--seed", str(options.seed)]
+
+
+def fault_environment(options: DemoOptions, group: str, victim: str) -> dict[str, str]:
+    """The variable that makes the victim break itself inside a reduce, half-way."""
+    if group != victim:
+        return {}
+    return {FAULT_VARIABLE: f"{options.fault}:{group}:reduce:{options.steps // 2}"}
+
+
+def watch(folder: Path, job: LocalJob, view: View, now: Callable[[], float] = time.monotonic) -> str:
+    """Follow the event log until every group has ended.
+
+    Returns:
+        Empty, or why the run was given up.
+    """
+    heard = now()
+    for event in follow(folder, stop=lambda: not job.running()):
+        if event is not None:
+            heard = now()
+            view.update(event)
+        else:
+            view.draw()
+        if now() - heard > SILENCE_S_MAX:
+            waiting = view.state.waiting or "nobody said for whom it waits"
+            return f"nothing happened for {SILENCE_S_MAX:g} s at step {view.state.step + 1}: {waiting}"
+    return ""
+
+
+def wait_until_gone(job: LocalJob) -> list[str]:
+    """What is left of ended groups after a short while."""
+    deadline = time.monotonic() + GONE_S_MAX
+    while True:
+        left = job.leftovers()
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+def _early_end(job: LocalJob, codes: dict[str, int | None], victim: str) -> str:
+    for name, code in codes.items():
+        if name != victim and code not in (0, None):
+            return (
+                f"{name} ended with {code}: {job.last_line(name)} (all of it: {job.folder}/output/{name}.txt)"
+            )
+    return ""
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(report.as_dict()).decode() + "\n")
+        return
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(table(report))
+        return
+    for line in plain_lines(report):
+        print(line)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

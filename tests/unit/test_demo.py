@@ -1,0 +1,362 @@
+"""The demo's view and report, from events written by hand; and its processes, with stand-ins."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from rich.console import Console
+
+from lightkeeper.demo import job as job_module
+from lightkeeper.demo import runner
+from lightkeeper.demo.job import LocalJob
+from lightkeeper.demo.options import DemoOptions
+from lightkeeper.demo.report import Line, Outcome, Report, build, plain_lines, table
+from lightkeeper.demo.view import RunState, View, render
+from lightkeeper.errors import RunFolderError, ToldError
+from lightkeeper.events import schema
+from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, GroupLost, Recovered
+
+STEPS, FAULT_STEP = 8, 4
+BEFORE = {"g0": (0, 3), "g1": (1, 4), "g2": (2, 5)}
+AFTER = {"g0": (0, 3, 1), "g2": (2, 5, 4)}
+OPTIONS = DemoOptions(groups=3, steps=STEPS, microbatches=6)
+
+
+def commits(step: int, shares: dict[str, tuple[int, ...]], epoch: int) -> list[Event]:
+    return [
+        Committed(
+            step=step,
+            epoch=epoch,
+            group=group,
+            incarnation=f"{group}-1",
+            process=f"rank {group}/0",
+            host="h",
+            mono_ns=(step + 1) * 10**9,
+            total=6,
+            microbatches=share,
+            computed=len(share),
+            counted=6,
+            seconds=1.0,
+            wait_s=0.1,
+            loss=4.0 - step / 10,
+            tokens=512.0,
+            fingerprint=f"f{step}",
+        )
+        for group, share in shares.items()
+    ]
+
+
+def reference_run() -> list[Event]:
+    members = ("g0", "g1", "g2")
+    events: list[Event] = [schema.Joined(group=group) for group in members]
+    events.append(Activated(epoch=1, first_step=0, members=members, shares=BEFORE))
+    for step in range(STEPS):
+        events += commits(step, BEFORE, 1)
+    return events
+
+
+def faulty_run() -> list[Event]:
+    events = [
+        event for event in reference_run() if not isinstance(event, Committed) or event.step < FAULT_STEP
+    ]
+    at = FAULT_STEP * 10**9
+    hit = {"group": "g1", "incarnation": "g1-1", "host": "h"}
+    events += [
+        FaultInjected(
+            fault="kill", phase="reduce", step=FAULT_STEP, target="rank g1/0", mono_ns=at + 10**8, **hit
+        ),
+        GroupLost(cause="signal 9", detected_by="stream", mono_ns=at + 2 * 10**8, **hit),
+        Activated(epoch=2, first_step=FAULT_STEP, members=("g0", "g2"), shares=AFTER, cause="g1 lost"),
+    ]
+    events += [Recovered(step=FAULT_STEP, epoch=2, group=group, further=AFTER[group][2:]) for group in AFTER]
+    for step in range(FAULT_STEP, STEPS):
+        events += commits(step, AFTER, 2)
+    return events
+
+
+def outcome(events: list[Event], victim: str = "g1", **over: object) -> Outcome:
+    codes = {"lighthouse": 0, "g0": 0, "g1": -9 if victim else 0, "g2": 0}
+    values: dict[str, object] = {
+        "events": events,
+        "exit_codes": codes,
+        "leftovers": (),
+        "folder": Path("/run"),
+    }
+    return Outcome(**{**values, "victim": victim, **over})  # type: ignore[arg-type]
+
+
+def failed(report: Report) -> set[str]:
+    return {line.name for line in report.lines if line.holds is False}
+
+
+# --- report
+
+
+def test_good_run_passes() -> None:
+    report = build(OPTIONS, outcome(faulty_run()), outcome(reference_run(), victim=""))
+    assert failed(report) == set()
+    assert report.ok
+    said = {line.name: line.text for line in report.lines}
+    assert said["fault"] == "SIGKILL of rank g1/0 inside reduce of step 4"
+    assert said["detected after"] == "0.100 s"
+    assert said["event log"] == "/run/events"
+    figures = report.as_dict()
+    assert figures["ok"] is True
+    assert figures["failed"] == {}
+    assert figures["detected_after_s"] == pytest.approx(0.1)
+    assert figures["survivors_stood_s"] == 0.0
+    assert (figures["steps_lost"], figures["microbatches_recomputed"]) == (0, 0)
+    assert (figures["samples_exactly_once"], figures["fingerprints_equal"]) == (True, True)
+    assert figures["loss_difference"] == 0.0
+    json.loads(msgspec.json.encode(figures))
+
+
+def swap(events: list[Event], group: str, step: int, **over: object) -> list[Event]:
+    return [
+        msgspec.structs.replace(event, **over)
+        if isinstance(event, Committed) and (event.group, event.step) == (group, step)
+        else event
+        for event in events
+    ]
+
+
+LAST = STEPS - 1
+
+
+@pytest.mark.parametrize(
+    ("events", "over", "fails"),
+    [
+        ([e for e in faulty_run() if not isinstance(e, FaultInjected)], {}, "fault"),
+        ([e for e in faulty_run() if not isinstance(e, GroupLost)], {}, "detected after"),
+        ([e for e in faulty_run() if not isinstance(e, Recovered)], {}, "recovery ran"),
+        ([*faulty_run(), GroupLost(group="g0", cause="x", detected_by="lease")], {}, "blamed"),
+        ([e for e in faulty_run() if getattr(e, "step", 0) != LAST], {}, "steps lost"),
+        ([*faulty_run(), *commits(2, {"g0": (0, 3)}, 1)], {}, "steps lost"),
+        (swap(faulty_run(), "g0", 5, computed=4), {}, "microbatches recomputed"),
+        (swap(faulty_run(), "g0", 5, microbatches=(0,)), {}, "samples consumed exactly once"),
+        (swap(faulty_run(), "g0", LAST, fingerprint="x"), {}, "fingerprints equal"),
+        (swap(swap(faulty_run(), "g0", LAST, loss=9.0), "g2", LAST, loss=9.0), {}, "final loss"),
+        (faulty_run(), {"exit_codes": {"lighthouse": 0, "g0": 1, "g1": -9, "g2": 0}}, "exit codes"),
+        (faulty_run(), {"exit_codes": {"lighthouse": None, "g0": 0, "g1": -9, "g2": 0}}, "exit codes"),
+        (faulty_run(), {"leftovers": ("71 python",)}, "processes left over"),
+        (faulty_run(), {"trouble": "nothing happened for 60 s"}, "the run"),
+        ([], {}, "samples consumed exactly once"),
+    ],
+    ids=range(15),
+)
+def test_every_check_can_fail(events: list[Event], over: dict[str, object], fails: str) -> None:
+    report = build(OPTIONS, outcome(events, **over), outcome(reference_run(), victim=""))  # type: ignore[arg-type]
+    assert fails in failed(report)
+    assert not report.ok
+    assert fails in report.as_dict()["failed"]
+
+
+def test_missing_reference_loss_fails() -> None:
+    report = build(OPTIONS, outcome(faulty_run()), outcome([], victim="", trouble="g0 ended with 1"))
+    assert failed(report) == {"final loss without the fault"}
+
+
+def test_without_fault_nothing_is_asked_about_one() -> None:
+    options = DemoOptions(groups=3, steps=STEPS, microbatches=6, fault="none")
+    report = build(options, outcome(reference_run(), victim=""), None)
+    assert report.ok
+    assert "survivors stood for" not in {line.name for line in report.lines}
+    lost = [*reference_run(), GroupLost(group="g2", cause="silent", detected_by="lease")]
+    assert failed(build(options, outcome(lost, victim=""), None)) == {"fault"}
+
+
+def test_wrong_phase_is_not_the_fault_asked_for() -> None:
+    events = [
+        msgspec.structs.replace(event, phase="vote") if isinstance(event, FaultInjected) else event
+        for event in faulty_run()
+    ]
+    assert failed(build(OPTIONS, outcome(events), outcome(reference_run(), victim=""))) == {"fault"}
+
+
+def test_table_and_lines_say_the_same() -> None:
+    report = Report([Line("a", "b", True), Line("c", "d", False), Line("e", "f", None)])
+    assert plain_lines(report)[1].split() == ["FAILED", "c", "d"]
+    drawn = io.StringIO()
+    Console(file=drawn, width=80).print(table(report))
+    assert "FAILED" in drawn.getvalue()
+
+
+# --- view
+
+
+def test_state_follows_the_events() -> None:
+    state = RunState(steps=STEPS)
+    notes = [note for event in faulty_run() if (note := state.update(event))]
+    assert state.step == LAST
+    assert state.loss == pytest.approx(3.3)
+    assert state.tokens_per_s == pytest.approx(512)
+    assert state.epoch == 2
+    assert state.groups["g0"].state == "training"
+    assert state.groups["g1"].state == "lost (signal 9)"
+    assert "fault: kill of rank g1/0, phase reduce, step 4" in notes
+    assert "g1 is lost: signal 9, seen by stream" in notes
+    assert "epoch 2 from step 4 on: g0, g2 (g1 lost)" in notes
+    assert state.line().startswith("step 8/8  loss 3.3000  512 tokens/s  epoch 2  g0:training")
+    state.update(schema.Finished(step=8, group="g0"))
+    assert state.groups["g0"].state == "finished"
+
+
+def test_state_says_what_is_waited_for_until_it_goes_on() -> None:
+    state = RunState(steps=STEPS)
+    assert state.update(schema.Waiting(whom="g2", since_s=3.25, why="to join")) == (
+        "waiting for g2 since 3.2 s (to join)"
+    )
+    assert "waiting for g2" in state.line()
+    state.update(commits(0, BEFORE, 1)[0])
+    assert "waiting" not in state.line()
+
+
+@pytest.mark.parametrize("kind", schema.KINDS, ids=lambda kind: kind.__name__)
+def test_state_takes_every_kind(kind: type[Event]) -> None:
+    values = {"str": "x", "int": 1, "float": 1.0, "bool": True}
+    needed = {f.name: values[f.type.__name__] for f in msgspec.structs.fields(kind) if f.required}
+    state = RunState(steps=STEPS)
+    state.update(kind(group="g0", **needed))
+    state.line()
+
+
+def test_table_is_drawn() -> None:
+    state = RunState(steps=STEPS)
+    for event in faulty_run():
+        state.update(event)
+    drawn = io.StringIO()
+    Console(file=drawn, width=100).print(render(state, "title"))
+    text = drawn.getvalue()
+    assert "step 8/8" in text
+    assert "lost (signal 9)" in text
+
+
+def test_plain_view_has_no_control_characters() -> None:
+    stream = io.StringIO()
+    with View("three groups", STEPS, stream) as view:
+        for event in faulty_run():
+            view.update(event)
+            view.draw()
+    lines = stream.getvalue().splitlines()
+    assert "\x1b" not in stream.getvalue()
+    assert lines[0] == "three groups"
+    assert "fault: kill of rank g1/0, phase reduce, step 4" in lines
+    assert lines[-1].startswith("step 8/8")
+    progress = [line for line in lines if line.startswith("step ")]
+    assert len(progress) < STEPS, "progress is told now and then, not at every step"
+
+
+def test_live_view_draws_in_a_terminal() -> None:
+    stream = io.StringIO()
+    with View("three groups", STEPS, stream, live=True) as view:
+        view.update(faulty_run()[0])
+        view.draw()
+    assert "three groups" in stream.getvalue()
+
+
+# --- runner and job
+
+
+def test_run_folder_is_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = runner.new_folder(None)
+    second = runner.new_folder(None)
+    assert first != second
+    assert first.parent == second.parent == tmp_path / "runs"
+    assert runner.new_folder(tmp_path / "mine") == tmp_path / "mine"
+    (tmp_path / "mine" / "x").write_text("")
+    with pytest.raises(RunFolderError, match="is not empty"):
+        runner.new_folder(tmp_path / "mine")
+    with pytest.raises(RunFolderError, match="cannot make"):
+        runner.new_folder(tmp_path / "mine" / "x" / "y")
+
+
+def test_only_the_victim_is_told_to_break_itself() -> None:
+    options = DemoOptions(steps=40, fault="freeze")
+    assert runner.fault_environment(options, "g1", "g1") == {"LIGHTKEEPER_FAULT": "freeze:g1:reduce:20"}
+    assert runner.fault_environment(options, "g0", "g1") == {}
+
+
+FAKE = """
+import os, subprocess, sys, time
+words = sys.argv[1:]
+if words[0] == "lighthouse":
+    print("lighthouse: listening on 127.0.0.1:4711, term 1", flush=True)
+    time.sleep(60)
+name = words[words.index("--group") + 1]
+assert os.environ["LIGHTKEEPER_TOKEN"] and "LIGHTKEEPER_STRAY" not in os.environ
+print(name, words, flush=True)
+if name == "g1":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    print("child", child.pid, flush=True)
+    time.sleep(60)
+sys.exit(3 if name == "g2" else 0)
+"""
+
+
+@pytest.fixture
+def fake_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m lightkeeper` runs the stand-in above."""
+    package = tmp_path / "fake" / "lightkeeper"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    monkeypatch.setenv("LIGHTKEEPER_STRAY", "1")
+    monkeypatch.chdir(tmp_path / "fake")
+
+
+def wait_for(condition: object, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("fake_commands")
+def test_job_starts_watches_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with LocalJob(tmp_path / "run", ("g0", "g1", "g2"), "j", {"fingerprint-every": "1"}) as job:
+        assert job.start_lighthouse() == "127.0.0.1:4711"
+        for group in job.groups:
+            job.start_group(group, ["train.py", "--x"])
+        wait_for(lambda: job.running() == ["g1"] and "child" in job.output("g1"))
+        codes = job.exit_codes()
+        assert (codes["g0"], codes["g2"], codes["lighthouse"]) == (0, 3, None)
+        assert "'--fingerprint-every', '1', '--', 'train.py', '--x'" in job.output("g0")
+        child = int(job.last_line("g1").split()[1])
+        job.running()
+        os.kill(job.children["g1"].pid, signal.SIGKILL)
+        wait_for(lambda: not job.running())
+        assert job.leftovers() == [f"{child} {psutil.Process(child).name()}"]
+        os.kill(child, signal.SIGSTOP)
+        assert job.stop_lighthouse() == -signal.SIGTERM
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert job.token not in job.output("g0")
+
+
+@pytest.mark.usefixtures("fake_commands")
+def test_a_lighthouse_that_does_not_come_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = tmp_path / "fake" / "lightkeeper" / "__main__.py"
+    main.write_text("import sys; print('no port'); sys.exit(2)")
+    with LocalJob(tmp_path / "run", ("g0",)) as job, pytest.raises(ToldError, match="ended with 2: no port"):
+        job.start_lighthouse()
+    main.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(job_module, "START_S_MAX", 0.3)
+    with LocalJob(tmp_path / "run2", ("g0",)) as job, pytest.raises(ToldError, match="did not listen"):
+        job.start_lighthouse()
+
+
+@pytest.mark.usefixtures("fake_commands")
+def test_silence_gives_the_run_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SILENCE_S_MAX", 0.2)
+    monkeypatch.setattr(runner, "GONE_S_MAX", 0.1)
+    out = runner.train(OPTIONS, tmp_path / "run", "g1", "with fault", io.StringIO())
+    assert "nothing happened for 0.2 s" in out.trouble
