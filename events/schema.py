@@ -85,9 +85,13 @@ class JobStopped(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """The group has reached the end of the run; `step` is the number of steps committed."""
+    """The group has reached the end of the run; `step` is the number of steps committed.
+
+    A rank's own line also carries the fingerprint of its last state.
+    """
 
     step: int
+    fingerprint: str = ""
 
 
 class Left(Event, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchft.process_group
+from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ProcessGroupGloo
 
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, KeyValue

@@ -1,0 +1,67 @@
+"""Who may speak for a group: a verdict on a `Hello`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lightkeeper.lighthouse.group import Group
+from lightkeeper.lighthouse.messages import Hello, Refused, Stop
+from lightkeeper.lighthouse.names import Membership
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the verdict looks at: the job's configuration, its groups, its newest membership and its end."""
+
+    config: Hello | None
+    groups: Mapping[str, Group]
+    newest: Membership | None
+    stopped: Stop | None
+
+
+def refusal(hello: Hello, view: View, lease_s: float, now: float) -> Refused | None:
+    """Why this manager is not let in, or None if it is.
+
+    Args:
+        hello: its first message.
+        view: the job as it stands.
+        lease_s: how long a silence is borne, in seconds.
+        now: monotonic seconds.
+    """
+    if hello.groups < 1 or not 1 <= hello.minimum <= hello.groups:
+        return Refused(f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}; 1 <= minimum <= groups must hold")
+    current = view.groups.get(hello.group)
+    if current is not None and current.incarnation == hello.incarnation:
+        return None
+    if view.stopped is not None:
+        return Refused(f"the job has just ended ({view.stopped.reason}) and its groups are leaving", retry=True)
+    if current is not None and current.gone is None:
+        if current.connection is not None and now - current.heard <= lease_s:
+            return Refused(f"{hello.group} is already run by incarnation {current.incarnation}, which still beats; end it first or choose another --group")
+        if now - current.heard <= lease_s:
+            return Refused(f"{hello.group} was run by incarnation {current.incarnation} until just now; its lease must pass first", retry=True)
+    config = view.config
+    others = [g for g in view.groups.values() if g.name != hello.group and g.gone is None and g.hello is not None]
+    if config is not None and others and (hello.groups, hello.minimum) != (config.groups, config.minimum):
+        return Refused(
+            f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}, but {config.group} for {config.groups} with a minimum of {config.minimum}; give all groups the same"
+        )
+    if view.newest is None and config is not None and len(others) >= config.groups:
+        names = ", ".join(sorted(g.name for g in others))
+        return Refused(f"the job has its {config.groups} groups ({names}) and does not know {hello.group}")
+    return _running(hello, view, lease_s, now)
+
+
+def _running(hello: Hello, view: View, lease_s: float, now: float) -> Refused | None:
+    """A group that is not a member of the epoch in force."""
+    if view.newest is None or view.newest.slot_of(hello.group, hello.incarnation) is not None:
+        return None
+    members = [view.groups[name] for name in view.newest.groups if name in view.groups]
+    alive = [g for g in members if g.gone is None and view.newest.slot_of(g.name, g.incarnation) is not None]
+    if any(g.connection is not None for g in alive):
+        step = max((g.beat.step for g in alive if g.beat), default=0)
+        return Refused(f"the job runs without {hello.group} (epoch {view.newest.epoch.number}, step {step}), and this version cannot heal a group that returns")
+    if any(now - g.heard <= lease_s for g in alive):
+        return Refused("the members of the running job have not been heard yet; their lease must pass first", retry=True)
+    return None

@@ -1,0 +1,84 @@
+"""`lightkeeper lighthouse`: opens the log, serves, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from lightkeeper.errors import UsageError
+from lightkeeper.events.writer import EventLog
+from lightkeeper.lighthouse.log import LighthouseLog, LogError
+from lightkeeper.lighthouse.machine import Bounds
+from lightkeeper.lighthouse.service import LighthouseService, add_to
+from lightkeeper.wire import CHANNEL_OPTIONS, join_address, split_address
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line gives.
+
+    Attributes:
+        bind: address to listen on; port 0 chooses a free one.
+        token: the job's token.
+        log: folder of the log; None keeps nothing over a restart.
+        run_folder: where its events go; None writes none.
+        lease_s: how long a silence is borne when somebody waits, in seconds.
+    """
+
+    bind: str
+    token: str
+    log: Path | None = None
+    run_folder: Path | None = None
+    lease_s: float = 2.0
+
+    @property
+    def bounds(self) -> Bounds:
+        """The beat is a tenth of the lease, so that nine may be lost."""
+        if not 0.1 <= self.lease_s <= 3600:
+            raise UsageError(f"--lease-s {self.lease_s}: give 0.1 to 3600 seconds")
+        return Bounds(self.lease_s, self.lease_s / 10)
+
+
+def run(options: Options) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
+    try:
+        events = None if options.run_folder is None else EventLog(options.run_folder, "lighthouse")
+        return asyncio.run(_serve(options, events))
+    except LogError as error:
+        print(f"lighthouse: {error}", file=sys.stderr)
+        return 1
+
+
+async def _serve(options: Options, events: EventLog | None) -> int:
+    host, port = split_address(options.bind)
+    bounds = options.bounds
+    log = LighthouseLog(options.log)
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    try:
+        port = server.add_insecure_port(join_address(host, port))
+    except RuntimeError as error:
+        raise UsageError(f"cannot listen on {options.bind}: the port is in use or the address is not ours; give another --bind") from error
+    service = LighthouseService(log, bounds, options.token, events, lambda line: print(f"lighthouse: {line}", flush=True))
+    add_to(server, service)
+    await server.start()
+    kept = options.log or "nowhere (a restart can only take over with every member's consent)"
+    print(f"lighthouse: listening on {join_address(host, port)}, term {log.term}, log kept in {kept}", flush=True)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    ticks = asyncio.create_task(service.run_ticks())
+    waiter = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((ticks, waiter), return_when=asyncio.FIRST_COMPLETED)
+        if ticks.done():
+            ticks.result()
+    finally:
+        ticks.cancel()
+        await server.stop(grace=0.2)
+        log.close()
+    return 0

@@ -1,0 +1,272 @@
+"""What a manager and the lighthouse say to each other. Field names are those of ``protos/lighthouse.proto``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term
+
+# ---------------------------------------------------------------- manager to lighthouse
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a stream: who speaks, and the newest that it knows.
+
+    Attributes:
+        groups: configured number of groups of the job.
+        minimum: fewest groups with which the job goes on.
+        start_window_s: word of whoever creates the job: after so long the first epoch may start with `minimum`
+            groups; 0 means that it needs all of them.
+        acknowledged: highest term this manager has acknowledged.
+        known: newest membership in force that this manager knows, also if it has left it.
+        prepared: memberships prepared on top of `known`.
+    """
+
+    job: str
+    group: str
+    incarnation: str
+    manager: str
+    groups: int
+    minimum: int
+    start_window_s: float = 0.0
+    acknowledged: Term | None = None
+    known: Membership | None = None
+    prepared: tuple[Membership, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """All ranks of the group have registered; it can be a member.
+
+    Attributes:
+        ranks: addresses of the ranks' transfer servers by rank index.
+        signature: what must be alike in all groups (parameters, optimizer, microbatches, ...), name to value.
+    """
+
+    ranks: tuple[str, ...]
+    signature: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Proof of life and progress of a group.
+
+    Attributes:
+        epoch: number of the epoch in force for this manager, 0 before the first.
+        step: next step to be committed.
+        phase: what the group's slowest rank does.
+        waiting_ms: how long the group has been standing in a reduce, 0 if it does not stand.
+        stopped_ms: how long a rank has been stopped (frozen by a signal) without beating, 0 if none is.
+    """
+
+    epoch: int
+    step: int
+    phase: str
+    waiting_ms: int = 0
+    stopped_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Answer to a recovery's `Prepare`: every lower epoch is over for me, I commit nothing more in one.
+
+    Attributes:
+        epoch: the promised epoch.
+        known: newest membership that this manager knows.
+        prepared: memberships prepared on top of it.
+        last: name of the newest entry that the group has committed.
+        held: microbatches dealt to the group for the step after `last`.
+        total: number of microbatches of that step.
+    """
+
+    epoch: Epoch
+    known: Membership | None = None
+    prepared: tuple[Membership, ...] = ()
+    last: Entry | None = None
+    held: tuple[int, ...] = ()
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A reduce, a formation or a fetch of this epoch failed here; the epoch is over.
+
+    Attributes:
+        suspects: groups whose connection broke; the sender itself if the error is its own.
+    """
+
+    epoch: Epoch
+    step: int
+    error: str
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UserError:
+    """An exception that started in the user's code."""
+
+    step: int
+    kind: str
+    message: str
+    where: str
+
+    def alike(self, other: UserError) -> bool:
+        """Whether both are one bug: same step, type, message and place."""
+        return self == other
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The group is over: said by its manager, which has fenced (killed) all of its ranks.
+
+    Attributes:
+        cause: for instance ``rank 0 was killed by SIGKILL``.
+        phase: last phase of the rank that died first.
+        error: the user's exception, if that was the cause.
+    """
+
+    cause: str
+    rank: int
+    phase: str
+    step: int
+    error: UserError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The group asks to leave at a step boundary."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The closing reduce after the last step completed here: that step is final for every member."""
+
+    epoch: Epoch
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Asked after a gap longer than the lease in the manager's own clock: does my epoch still stand?"""
+
+    epoch: Epoch
+
+
+ToLighthouse = Hello | Join | Beat | Promise | Failed | Died | Leave | Finished | Query
+
+# ---------------------------------------------------------------- lighthouse to manager
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The stream is accepted."""
+
+    term: Term
+    lease_ms: int
+    beat_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The group cannot be a member now.
+
+    Attributes:
+        retry: whether that may change within the outage budget; if not, the group ends with the reason.
+    """
+
+    reason: str
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Asks to prepare an epoch.
+
+    Attributes:
+        base: the epoch that it follows.
+        planned: its membership if the change is planned; None for a recovery, which asks for a promise.
+    """
+
+    epoch: Epoch
+    base: Epoch | None = None
+    planned: Membership | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Microbatches of the first step of an epoch that belong to a group."""
+
+    group: str
+    microbatches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """`group` missed the newest entry and fetches it from `donor`, rank by rank."""
+
+    group: str
+    donor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """A recovery's result: the epoch is in force.
+
+    Attributes:
+        first_step: one past the highest step a promiser committed.
+        total: microbatches of the first step.
+        entry: the newest entry, which donors hold and the groups named in `donors` fetch.
+        cause: why the epoch before it ended.
+    """
+
+    membership: Membership
+    first_step: int
+    total: int
+    shares: tuple[Share, ...]
+    donors: tuple[Donor, ...] = ()
+    entry: Entry | None = None
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """This incarnation was left out: its manager kills its ranks; nothing it did after has an effect."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job ends; `ok` tells whether the group exits 0."""
+
+    reason: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Said once per interval while something waits: for whom and why."""
+
+    whom: tuple[str, ...]
+    why: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """Answer to `Query`: the epoch still stands."""
+
+    epoch: Epoch
+
+
+ToManager = Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands
+
+__all__ = [
+    "Activate", "Beat", "Died", "Donor", "Entry", "Epoch", "Failed", "Fence", "Finished", "Hello", "Join", "Leave",
+    "Member", "Membership", "Prepare", "Promise", "Query", "Refused", "Share", "Stands", "Stop", "Term",
+    "ToLighthouse", "ToManager", "UserError", "Waiting", "Welcome",
+]  # fmt: skip

@@ -1,0 +1,133 @@
+"""A recovery: ask all in touch for a promise, and conclude from the promises what the next epoch does first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lightkeeper.lighthouse.deal import deal_rest
+from lightkeeper.lighthouse.messages import Donor, Promise, Share
+from lightkeeper.lighthouse.names import Entry, Epoch, Membership
+
+
+class Contradiction(RuntimeError):
+    """The promises contradict each other: an invariant does not hold, and the job must stop."""
+
+
+@dataclass(slots=True)
+class Recovery:
+    """One try; a death or a return before `Activate` starts another with a higher number.
+
+    Attributes:
+        cause: why the epoch before it ended.
+        since: when the first try began (monotonic seconds).
+        asked: groups that were sent `Prepare`.
+        promises: group to its promise.
+    """
+
+    epoch: Epoch
+    cause: str
+    since: float
+    asked: frozenset[str]
+    promises: dict[str, Promise] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Groups that were asked and have not promised."""
+        return tuple(sorted(self.asked - self.promises.keys()))
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What `Activate` says, but for the membership's epoch.
+
+    Attributes:
+        members: groups of the next epoch in slot order.
+        behind: promisers that lag by more than one entry: they heal as joiners.
+    """
+
+    members: tuple[str, ...]
+    behind: tuple[str, ...]
+    first_step: int
+    total: int
+    shares: tuple[Share, ...]
+    donors: tuple[Donor, ...]
+    entry: Entry | None
+
+
+def newest_known(logged: Membership | None, promises: Mapping[str, Promise]) -> Membership | None:
+    """The newest membership that log or promises name (a planned one is activated by the entries alone)."""
+    named = [promise.known for promise in promises.values() if promise.known is not None]
+    if logged is not None:
+        named.append(logged)
+    return max(named, key=lambda membership: membership.epoch, default=None)
+
+
+def unheard(newest: Membership | None, promises: Mapping[str, Promise]) -> Membership | None:
+    """An epoch that may be in force and of which no member has promised, or None if there is none.
+
+    Args:
+        newest: result of `newest_known`.
+        promises: group to its promise; only those of the incarnations in the memberships count.
+    """
+    if newest is None:
+        return None
+    prepared = [p for promise in promises.values() for p in promise.prepared if p.base == newest.epoch]
+    for membership in (newest, *prepared):
+        if membership.members and not any(member.group in promises for member in membership.members):
+            return membership
+    return None
+
+
+def conclude(candidates: Sequence[str], promises: Mapping[str, Promise]) -> Conclusion:
+    """What the next epoch does first.
+
+    Args:
+        candidates: promisers that may be members, in slot order.
+        promises: group to its promise, for every candidate.
+
+    Raises:
+        Contradiction: if two groups committed different entries for the newest step, or two promise to hold the
+            same microbatch, or they disagree on the number of microbatches.
+    """
+    last = {group: _last_step(promises[group]) for group in candidates}
+    high = max(last.values())
+    members = tuple(group for group in candidates if last[group] >= high - 1)
+    behind = tuple(group for group in candidates if last[group] < high - 1)
+    ahead = [group for group in members if last[group] == high]
+    entries = {promises[group].last for group in ahead}
+    if len(entries) > 1:
+        raise Contradiction("two entries for one step: " + "; ".join(sorted(str(entry) for entry in entries)))
+    totals = {promises[group].total for group in ahead}
+    if len(totals) > 1:
+        raise Contradiction(f"groups disagree on the microbatches of step {high + 1}: {sorted(totals)}")
+    (total,) = totals
+    try:
+        shares = deal_rest(total, {group: promises[group].held for group in ahead}, members)
+    except ValueError as error:
+        raise Contradiction(str(error)) from error
+    late = [group for group in members if group not in ahead]
+    donors = tuple(Donor(group, ahead[i % len(ahead)]) for i, group in enumerate(late))
+    return Conclusion(
+        members,
+        behind,
+        high + 1,
+        total,
+        tuple(Share(group, shares[group]) for group in members),
+        donors,
+        next(iter(entries)),
+    )
+
+
+def most_blamed(suspects: Counter[str], among: Sequence[str]) -> str | None:
+    """The group that most failures name, if one stands out."""
+    ranked = [(count, group) for group, count in suspects.items() if group in among]
+    ranked.sort(key=lambda item: (-item[0], item[1]))
+    if not ranked or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
+        return None
+    return ranked[0][1]
+
+
+def _last_step(promise: Promise) -> int:
+    return -1 if promise.last is None else promise.last.step

@@ -1,0 +1,184 @@
+"""The thin `grpc.aio` service around the membership machines: streams in, actions carried out, a tick."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from lightkeeper.events.schema import Unauthorised
+from lightkeeper.events.writer import EventLog
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Rise, Send
+from lightkeeper.lighthouse.codec import unwrap, wrap
+from lightkeeper.lighthouse.log import JobHistory, LighthouseLog, LogError
+from lightkeeper.lighthouse.machine import Bounds, JobMachine
+from lightkeeper.lighthouse.notes import event
+from lightkeeper.lighthouse.status import status
+from lightkeeper.protos import lighthouse_pb2_grpc
+from lightkeeper.wire import JOB_KEY, authorised
+
+OUTBOX_MAX = 1_000
+
+
+class Stream:
+    """What is still to be sent on one manager's stream; `None` ends it."""
+
+    def __init__(self) -> None:
+        self.job = ""
+        self.group = ""
+        self.outbox: asyncio.Queue[m.ToManager | None] = asyncio.Queue(OUTBOX_MAX)
+
+    def put(self, message: m.ToManager | None) -> None:
+        """Queues a message; a reader so slow that the outbox is full loses its stream."""
+        if self.outbox.full():
+            while not self.outbox.empty():
+                self.outbox.get_nowait()
+            message = None
+        self.outbox.put_nowait(message)
+
+
+class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
+    """Carries out what the machines decide.
+
+    Args:
+        log: the open log; its term is the reign.
+        bounds: lease and beat.
+        token: the job's token, which every call carries.
+        events: a job's event log, by job id.
+        say: prints one line for the operator.
+    """
+
+    def __init__(
+        self, log: LighthouseLog, bounds: Bounds, token: str, events: EventLog | None, say: Callable[[str], None]
+    ) -> None:
+        self.log, self.bounds, self.token, self.events, self.say = log, bounds, token, events, say
+        self.jobs: dict[str, JobMachine] = {}
+        self.streams: dict[int, Stream] = {}
+        self._next = 0
+        for job, history in log.jobs.items():
+            self.jobs[job] = JobMachine(job, log.term, history, bounds, time.monotonic())
+
+    # ------------------------------------------------------------ calls
+
+    async def Session(
+        self, request_iterator: AsyncIterator[Any], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[Any]:
+        """One manager's stream, for the life of its group."""
+        await self._authorise(context, "Session")
+        self._next += 1
+        number, stream = self._next, Stream()
+        self.streams[number] = stream
+        reader = asyncio.create_task(self._read(number, stream, request_iterator, context.peer()))
+        try:
+            while (message := await stream.outbox.get()) is not None:
+                yield wrap(message)
+        finally:
+            reader.cancel()
+            self._forget(number)
+
+    async def Status(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """What an operator sees of a job."""
+        await self._authorise(context, "Status")
+        job = dict(context.invocation_metadata() or ()).get(JOB_KEY, "")
+        machine = self.jobs.get(str(job))
+        if machine is None:
+            known = ", ".join(sorted(self.jobs)) or "none"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {job!r} here; jobs: {known}")
+        assert machine is not None
+        return status(machine, time.monotonic())
+
+    async def run_ticks(self) -> None:
+        """Time passes for the machines, for ever."""
+        while True:
+            await asyncio.sleep(self.bounds.beat_s / 2)
+            for job, machine in self.jobs.items():
+                self._carry_out(job, machine.tick(time.monotonic()))
+
+    # ------------------------------------------------------------ streams
+
+    async def _authorise(self, context: grpc.aio.ServicerContext, what: str) -> None:
+        if not authorised(context.invocation_metadata(), self.token):
+            self._write_event(Unauthorised(peer=context.peer(), what=what))
+            self.say(f"refused {context.peer()}: wrong or missing token")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
+
+    async def _read(self, number: int, stream: Stream, requests: AsyncIterator[Any], peer: str) -> None:
+        try:
+            async for envelope in requests:
+                try:
+                    message = unwrap(envelope)
+                except ValueError as error:
+                    self.say(f"{peer} sent a malformed message ({error}); its stream is closed")
+                    break
+                if not stream.job:
+                    if not isinstance(message, m.Hello):
+                        self.say(f"{peer} did not begin with a hello; its stream is closed")
+                        break
+                    stream.job, stream.group = message.job, message.group
+                machine = self._machine(stream.job)
+                self._carry_out(stream.job, machine.received(number, stream.group, message, time.monotonic()))
+        except grpc.aio.AioRpcError:
+            pass  # the stream broke: `finally` tells the machine
+        finally:
+            self._forget(number)
+            stream.put(None)
+
+    def _machine(self, job: str) -> JobMachine:
+        machine = self.jobs.get(job)
+        if machine is None:
+            machine = self.jobs[job] = JobMachine(job, self.log.term, JobHistory(), self.bounds, time.monotonic())
+        return machine
+
+    def _forget(self, number: int) -> None:
+        stream = self.streams.pop(number, None)
+        if stream is not None and stream.job:
+            self._carry_out(stream.job, self.jobs[stream.job].disconnected(number, time.monotonic()))
+
+    # ------------------------------------------------------------ actions
+
+    def _carry_out(self, job: str, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                if (stream := self.streams.get(action.connection)) is not None:
+                    stream.put(action.message)
+            elif isinstance(action, Close):
+                if (stream := self.streams.get(action.connection)) is not None:
+                    stream.put(None)
+            elif isinstance(action, Note):
+                self._write_event(event(action), job)
+                self._say_note(action)
+            elif isinstance(action, Rise):
+                self.log.rise(action.term.number)
+                for machine in self.jobs.values():
+                    machine.term = self.log.term
+            elif isinstance(action, Promised | Activated | Ended):
+                try:
+                    self.log.append(job, action)
+                except OSError as error:  # what is not on disk must not be spoken of
+                    raise LogError(f"cannot write the lighthouse log: {error.strerror}") from error
+
+    def _write_event(self, entry: Any, job: str = "") -> None:
+        if self.events is not None:
+            self.events.write(entry if not job else type(entry)(**{**_fields(entry), "job": job}))
+
+    def _say_note(self, note: Note) -> None:
+        if note.kind in ("promised", "joined"):
+            return
+        fields = " ".join(f"{name}={value}" for name, value in note.fields.items())
+        self.say(f"{note.kind} {fields}")
+
+
+def _fields(entry: Any) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in entry.__struct_fields__}
+
+
+def add_to(server: grpc.aio.Server, service: LighthouseService) -> None:
+    """Registers the service."""
+    lighthouse_pb2_grpc.add_LighthouseServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+
+

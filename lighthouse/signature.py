@@ -1,0 +1,26 @@
+"""What must be alike in all groups, compared by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SHOWN_MAX = 5
+
+
+def differences(mine: Mapping[str, str], theirs: Mapping[str, str], me: str = "here", them: str = "there") -> list[str]:
+    """Lines that name what differs between two signatures, the first few of them.
+
+    Args:
+        mine: name to value, for instance ``{"wte.weight": "float32[256, 64]"}``.
+        theirs: the same from the other group.
+        me: what to call the first in the lines.
+        them: what to call the second.
+    """
+    lines = []
+    for name in sorted(mine.keys() | theirs.keys()):
+        a, b = mine.get(name), theirs.get(name)
+        if a != b:
+            lines.append(f"{name} is {a or 'absent'} in {me} and {b or 'absent'} in {them}")
+    if len(lines) > SHOWN_MAX:
+        return [*lines[:SHOWN_MAX], f"and {len(lines) - SHOWN_MAX} more"]
+    return lines

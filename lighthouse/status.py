@@ -1,0 +1,39 @@
+"""A job as an operator sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightkeeper.lighthouse.codec import to_wire
+from lightkeeper.lighthouse.machine import JobMachine
+from lightkeeper.protos import lighthouse_pb2
+
+
+def status(machine: JobMachine, now: float) -> Any:
+    """A `StatusReply` of the machine's state; `now` in monotonic seconds."""
+    whom, why, since_s = machine.waiting(now)
+    reply = lighthouse_pb2.StatusReply(
+        job=machine.job,
+        term=to_wire(machine.term),
+        waiting=f"{', '.join(whom)} ({why}) for {since_s:.1f} s" if whom else "",
+        stopped=machine.stopped.reason if machine.stopped else "",
+    )
+    if machine.newest is not None:
+        reply.membership.CopyFrom(to_wire(machine.newest))
+    members = machine.newest.groups if machine.newest else ()
+    for name, group in sorted(machine.groups.items()):
+        state = "member" if name in members else "joining"
+        if group.gone is not None:
+            state = f"gone: {group.gone.cause}"
+        elif group.connection is None:
+            state += ", not in touch"
+        beat = group.beat
+        reply.groups.add(
+            group=name,
+            incarnation=group.incarnation,
+            state=state,
+            phase=beat.phase if beat else "",
+            step=beat.step if beat else 0,
+            silent_ms=round((now - group.heard) * 1000),
+        )
+    return reply

@@ -1,0 +1,76 @@
+"""What every gRPC call of ours has in common: its options, its token, its addresses."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters of it reaches us as an error, and is said once
+
+TOKEN_KEY = "lightkeeper-token"
+JOB_KEY = "lightkeeper-job"
+MESSAGE_BYTES_MAX = 4 << 20
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.enable_http_proxy", 0),  # the control plane never goes through a proxy
+    ("grpc.so_reuseport", 0),  # two servers on one port must not share it silently
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 4_000),
+)
+
+
+def metadata(token: str, job: str) -> tuple[tuple[str, str], ...]:
+    """What every call carries."""
+    return ((TOKEN_KEY, token), (JOB_KEY, job))
+
+
+def authorised(carried: Any, token: str) -> bool:
+    """Whether a call's metadata carries the token; compared in constant time."""
+    given = dict(carried or ()).get(TOKEN_KEY, "")
+    return hmac.compare_digest(str(given).encode(), token.encode())
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6]:port`` in two.
+
+    Raises:
+        ValueError: with one line that says what is expected.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or not 0 <= int(port) < 65_536:
+        raise ValueError(f"{address!r} is not an address of the form HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_address_towards(addresses: Sequence[str]) -> str:
+    """The address of the interface that routes to the first of these that resolves; nothing is sent.
+
+    Args:
+        addresses: ``host:port`` each.
+    """
+    for address in addresses:
+        host, port = split_address(address)
+        try:
+            family, kind, _, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(target)
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return "127.0.0.1"

@@ -1,0 +1,238 @@
+"""A rank's end of the local socket: calls, pushes, and the end of the rank with its manager.
+
+When the manager's socket ends, the listening thread ends this process. A rank that holds the interpreter lock just then
+ends when it lets go of it, or at once where `lightkeeper launch` started it (the kernel sees to that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from lightkeeper.manager import local
+from lightkeeper.manager.groups import GroupFailed
+from lightkeeper.manager.progress import ProgressPage
+
+BEAT_S = 0.1
+EXIT_ORPHANED = 7
+
+
+class Pushes(Protocol):
+    """What the listening thread hands on; called in that thread."""
+
+    def abort(self, below: int, reason: str) -> None:
+        """Epochs below this number are over."""
+
+    def build(self, plan: local.Plan) -> None:
+        """Build this epoch's group in the background."""
+
+
+class ManagerClient:
+    """Connects to the group's manager and registers this rank.
+
+    Args:
+        path: the manager's local socket.
+        register: who this rank is.
+        page: beaten while the listening thread lives.
+        how_it_ended: says how the manager's process ended, for the last words of an orphaned rank.
+    """
+
+    def __init__(self, path: Path, register: local.Register, page: ProgressPage, how_it_ended: Callable[[], str]) -> None:
+        self._page, self._how_it_ended = page, how_it_ended
+        self._socket = _connect(path)
+        self._lock = threading.Lock()
+        self._answers: queue.SimpleQueue[local.Answer] = queue.SimpleQueue()
+        self._keys: dict[int, queue.SimpleQueue[local.Key]] = {}
+        self._requests = itertools.count(1)
+        self._closed = False
+        self._pushes: Pushes | None = None
+        self.send(register)
+        registered = self._receive()
+        if not isinstance(registered, local.Registered):
+            raise ConnectionError("the group's manager refused this rank: wrong token, or the rank is taken; see its log")
+        self.registered = registered
+        os.register_at_fork(after_in_child=self._forget_in_child)
+
+    def listen(self, pushes: Pushes) -> None:
+        """Starts the listening thread."""
+        self._pushes = pushes
+        threading.Thread(target=self._listen, name="lightkeeper", daemon=True).start()
+
+    # ------------------------------------------------------------ calls
+
+    def call(self, message: local.Ready | local.Vote) -> local.Answer:
+        """Sends a vote (or that the rank is ready) and waits for the group's answer.
+
+        The wait is bounded by the manager, which gives up after the outage budget, and by its death.
+        """
+        self.send(message)
+        return self._answers.get()
+
+    def send(self, message: local.FromRank) -> None:
+        """Sends a message that is not answered."""
+        data = local.frame(message)
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
+
+    def set_key(self, epoch: int, key: str, value: bytes, timeout_s: float) -> None:
+        """Sets a rendezvous key of an epoch.
+
+        Raises:
+            GroupFailed: if the epoch is over or the key's holder cannot be reached.
+        """
+        request, answers = self._request()
+        self.send(local.SetKey(epoch=epoch, key=key, value=value, timeout_ms=round(timeout_s * 1000), request=request))
+        self._key(request, answers, timeout_s)
+
+    def get_key(self, epoch: int, key: str, timeout_s: float, request: int | None = None) -> bytes:
+        """Waits for a rendezvous key of an epoch.
+
+        Raises:
+            GroupFailed: as for `set_key`, or if the wait was cancelled.
+        """
+        request, answers = self._request(request)
+        self.send(local.GetKey(epoch=epoch, key=key, timeout_ms=round(timeout_s * 1000), request=request))
+        return self._key(request, answers, timeout_s)
+
+    def next_request(self) -> int:
+        """A number by which a `get_key` can be cancelled."""
+        return next(self._requests)
+
+    def cancel(self, request: int, reason: str) -> None:
+        """Makes a pending `get_key` raise."""
+        if (answers := self._keys.get(request)) is not None:
+            answers.put(local.Key(request=request, error=reason))
+
+    def close(self) -> None:
+        """The rank goes on without its manager (after the run is closed)."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    # ------------------------------------------------------------ inside
+
+    def _request(self, number: int | None = None) -> tuple[int, queue.SimpleQueue[local.Key]]:
+        number = next(self._requests) if number is None else number
+        answers: queue.SimpleQueue[local.Key] = queue.SimpleQueue()
+        self._keys[number] = answers
+        return number, answers
+
+    def _key(self, request: int, answers: queue.SimpleQueue[local.Key], timeout_s: float) -> bytes:
+        try:
+            key = answers.get(timeout=timeout_s + 2 * BEAT_S)
+        except queue.Empty:
+            raise GroupFailed(f"no rendezvous key within {timeout_s:.0f} s") from None
+        finally:
+            self._keys.pop(request, None)
+        if key.error:
+            raise GroupFailed(f"rendezvous: {key.error}")
+        return key.value
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while not self._closed:
+            self._page.beat()
+            if not poll.poll(BEAT_S * 1000):
+                continue
+            message = self._receive()
+            if message is None:
+                if not self._closed:
+                    self._end_orphaned()
+                return
+            self._take(message)
+
+    def _take(self, message: local.ToRank) -> None:
+        assert self._pushes is not None
+        if isinstance(message, local.Answer):
+            self._answers.put(message)
+        elif isinstance(message, local.Key):
+            if (answers := self._keys.get(message.request)) is not None:
+                answers.put(message)
+        elif isinstance(message, local.Abort):
+            self._pushes.abort(message.below, message.reason)
+        elif isinstance(message, local.Build):
+            self._pushes.build(message.plan)
+        elif isinstance(message, local.Say):
+            print(f"lightkeeper: {message.line}", file=sys.stderr, flush=True)
+
+    def _receive(self) -> local.ToRank | None:
+        header = self._read(local.HEADER.size)
+        if header is None:
+            return None
+        (size,) = local.HEADER.unpack(header)
+        if size > local.FRAME_BYTES_MAX:
+            raise ConnectionError(f"a frame of {size} bytes from the group's manager")
+        body = self._read(size)
+        return None if body is None else local.to_rank.decode(body)
+
+    def _read(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                part = self._socket.recv(size - len(data))
+            except ConnectionResetError:
+                return None
+            if not part:
+                return None
+            data += part
+        return bytes(data)
+
+    def _end_orphaned(self) -> None:
+        print(f"lightkeeper: {self._how_it_ended()}; this rank ends with it", file=sys.stderr, flush=True)
+        os._exit(EXIT_ORPHANED)
+
+    def _forget_in_child(self) -> None:
+        """A forked child (a data-loader worker) has nothing to do with the control plane."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            os.close(self._socket.detach())
+
+
+class EpochKeys:
+    """The rendezvous keys of one rank index of one epoch, as the process group's store sees them."""
+
+    def __init__(self, client: ManagerClient, epoch: int, rank: int) -> None:
+        self._client, self._epoch, self._prefix = client, epoch, f"r{rank}/"
+        self._aborted: str | None = None
+        self._pending: set[int] = set()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Sets a key."""
+        self._check()
+        self._client.set_key(self._epoch, self._prefix + key, value, timeout_s=30.0)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Waits for a key."""
+        request = self._client.next_request()
+        self._pending.add(request)
+        try:
+            self._check()
+            return self._client.get_key(self._epoch, self._prefix + key, timeout_s, request)
+        finally:
+            self._pending.discard(request)
+
+    def abort(self, reason: str) -> None:
+        """Makes pending and later calls raise."""
+        self._aborted = reason
+        for request in tuple(self._pending):
+            self._client.cancel(request, reason)
+
+    def _check(self) -> None:
+        if self._aborted is not None:
+            raise GroupFailed(f"rendezvous: {self._aborted}", aborted=self._aborted)
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(str(path))
+    return connection

@@ -1,0 +1,81 @@
+"""Faults on request, for the demo, the benches and the tests: ``LIGHTKEEPER_FAULT=KIND:GROUP:PHASE:STEP[,...]``.
+
+KIND is ``kill`` (SIGKILL of this rank), ``kill-tree`` (of this rank and its manager), ``freeze`` (SIGSTOP of this
+rank), ``freeze-tree``, ``exit`` (code 1) or ``raise``. The event that says so is written before it happens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lightkeeper.errors import UsageError
+from lightkeeper.events.schema import Event, FaultInjected
+from lightkeeper.manager.progress import PHASES
+
+VARIABLE = "LIGHTKEEPER_FAULT"
+KINDS = ("kill", "kill-tree", "freeze", "freeze-tree", "exit", "raise")
+
+
+class InjectedError(RuntimeError):
+    """The exception that the fault ``raise`` raises."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: what, where and when."""
+
+    kind: str
+    group: str
+    phase: str
+    step: int
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """Reads the variable.
+
+    Raises:
+        UsageError: for anything but ``KIND:GROUP:PHASE:STEP`` with known kind and phase.
+    """
+    faults = []
+    for item in filter(None, text.split(",")):
+        parts = item.split(":")
+        if len(parts) != 4 or parts[0] not in KINDS or parts[2] not in PHASES or not parts[3].isdigit():
+            raise UsageError(f"{VARIABLE}={item!r}: expected KIND:GROUP:PHASE:STEP with a kind of {', '.join(KINDS)} and a phase of {', '.join(PHASES)}")
+        faults.append(Fault(parts[0], parts[1], parts[2], int(parts[3])))
+    return tuple(faults)
+
+
+class Injector:
+    """Breaks this rank where a fault says so; each fault once.
+
+    Args:
+        faults: those of this group.
+        target: name of this process for the event.
+        manager_pid: the group's manager.
+        write: writes an event.
+    """
+
+    def __init__(self, faults: tuple[Fault, ...], target: str, manager_pid: int, write: Callable[[Event], None]) -> None:
+        self._faults = list(faults)
+        self._target, self._manager_pid, self._write = target, manager_pid, write
+
+    def reached(self, phase: str, step: int) -> None:
+        """The rank has entered a phase of a step."""
+        for fault in [f for f in self._faults if f.phase == phase and f.step == step]:
+            self._faults.remove(fault)
+            self._write(FaultInjected(fault=fault.kind, phase=phase, step=step, target=self._target))
+            self._strike(fault)
+
+    def _strike(self, fault: Fault) -> None:
+        me = os.getpid()
+        if fault.kind == "raise":
+            raise InjectedError(f"injected in {fault.phase} of step {fault.step}")
+        if fault.kind == "exit":
+            os._exit(1)
+        number = signal.SIGKILL if fault.kind.startswith("kill") else signal.SIGSTOP
+        if fault.kind.endswith("-tree"):
+            os.kill(self._manager_pid, number)
+        os.kill(me, number)

@@ -1,0 +1,125 @@
+"""Rendezvous keys over gRPC: served to other managers, fetched from the manager of slot 0 for our ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from lightkeeper.lighthouse.codec import to_wire
+from lightkeeper.lighthouse.names import Membership
+from lightkeeper.manager import local
+from lightkeeper.manager.keys import KeyRefused, Keys
+from lightkeeper.manager.machine import GroupMachine
+from lightkeeper.manager.ranksocket import RankSocket
+from lightkeeper.protos import manager_pb2, manager_pb2_grpc
+from lightkeeper.wire import CHANNEL_OPTIONS, JOB_KEY, authorised, metadata
+
+CALL_SLACK_S = 5.0
+
+
+class KeyService(manager_pb2_grpc.ManagerServicer):
+    """Serves the keys held here to the other managers of the job."""
+
+    def __init__(self, token: str, job: str, unauthorised: Callable[[str, str], None]) -> None:
+        self.token, self.job, self.unauthorised = token, job, unauthorised
+        self.keys = Keys()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers the service."""
+        manager_pb2_grpc.add_ManagerServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    async def SetKey(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Sets a key of an epoch."""
+        await self._authorise(context, "SetKey")
+        try:
+            self.keys.set(request.epoch.number, request.key, request.value)
+        except KeyRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return manager_pb2.SetKeyReply()
+
+    async def GetKey(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Waits for a key of an epoch."""
+        await self._authorise(context, "GetKey")
+        try:
+            value = await self.keys.get(request.epoch.number, request.key, request.timeout_ms / 1000)
+        except KeyRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"key {request.key!r} was not set in time")
+        return manager_pb2.GetKeyReply(value=value)
+
+    async def _authorise(self, context: grpc.aio.ServicerContext, what: str) -> None:
+        carried = context.invocation_metadata()
+        if not authorised(carried, self.token):
+            self.unauthorised(context.peer(), what)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
+        if dict(carried or ()).get(JOB_KEY) != self.job:  # type: ignore[arg-type]
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this is a manager of job {self.job!r}")
+
+
+class RemoteKeys:
+    """Answers our ranks: a key lies with the manager of slot 0 of its epoch, which may be this one."""
+
+    def __init__(self, token: str, job: str, own: KeyService, machine: GroupMachine) -> None:
+        self.metadata = metadata(token, job)
+        self.own, self.machine = own.keys, machine
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def serve(self, message: local.SetKey | local.GetKey, socket: RankSocket) -> None:
+        """Starts to answer one request of a rank."""
+        task = asyncio.create_task(self._serve(message, socket))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Ends pending requests and channels."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _serve(self, message: local.SetKey | local.GetKey, socket: RankSocket) -> None:
+        try:
+            value = await self._ask(message)
+        except (KeyRefused, TimeoutError, grpc.aio.AioRpcError) as error:
+            line = (error.details() or "no details") if isinstance(error, grpc.aio.AioRpcError) else str(error) or "not set in time"
+            socket.send(local.Key(request=message.request, error=line))
+        else:
+            socket.send(local.Key(request=message.request, value=value))
+
+    async def _ask(self, message: local.SetKey | local.GetKey) -> bytes:
+        membership = self._membership(message.epoch)
+        timeout_s = message.timeout_ms / 1000
+        holder = membership.members[0]
+        if holder.incarnation == self.machine.incarnation:
+            if isinstance(message, local.SetKey):
+                self.own.set(message.epoch, message.key, message.value)
+                return b""
+            return await self.own.get(message.epoch, message.key, timeout_s)
+        stub: Any = manager_pb2_grpc.ManagerStub(self._channel(holder.manager))  # type: ignore[no-untyped-call]
+        epoch = to_wire(membership.epoch)
+        if isinstance(message, local.SetKey):
+            request = manager_pb2.SetKeyRequest(epoch=epoch, key=message.key, value=message.value)
+            await stub.SetKey(request, metadata=self.metadata, timeout=timeout_s)
+            return b""
+        request = manager_pb2.GetKeyRequest(epoch=epoch, key=message.key, timeout_ms=message.timeout_ms)
+        reply = await stub.GetKey(request, metadata=self.metadata, timeout=timeout_s + CALL_SLACK_S)
+        return bytes(reply.value)
+
+    def _membership(self, epoch: int) -> Membership:
+        for membership in (self.machine.known, self.machine.planned):
+            if membership is not None and membership.epoch.number == epoch:
+                return membership
+        raise KeyRefused(f"epoch {epoch} is not in force here")
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return self._channels[address]
+
+

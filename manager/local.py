@@ -1,0 +1,228 @@
+"""What a rank and its group's manager say to each other over the local socket, and the frames it travels in.
+
+A frame is a four-byte length and a msgpack object; its size is limited. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+FRAME_BYTES_MAX = 16 << 20
+HEADER = struct.Struct("<I")
+
+# ---------------------------------------------------------------- rank to manager
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="kind", array_like=False):
+    """Base of all local messages."""
+
+
+class Register(Message, frozen=True, kw_only=True):
+    """First message on the socket: which rank this is.
+
+    Attributes:
+        token: the job's token.
+        transfer: address of the rank's transfer server, ``host:port``.
+        progress: path of the file that shows the rank's phase.
+    """
+
+    token: str
+    rank: int
+    pid: int
+    transfer: str
+    progress: str
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The rank stands before its first step.
+
+    Attributes:
+        signature: what must be alike in all groups, name to value.
+        total: microbatches of the first step.
+    """
+
+    signature: dict[str, str]
+    total: int
+
+
+class Vote(Message, frozen=True, kw_only=True):
+    """The one call of a step.
+
+    Attributes:
+        epoch: number of the epoch in which the rank reduced.
+        step: the step voted on.
+        attempt: counts the tries at the step within the epoch (``again``).
+        outcome: ``reduced``, ``again``, ``adopted``, ``closed`` or ``failed``.
+        next_total: microbatches of the step after it; 0 if the run ends there.
+        activates: number of the prepared epoch whose ready flag every member carries in this entry, 0 if none.
+        error: why it failed.
+        suspects: groups whose connection broke; the own group if the error is local.
+    """
+
+    epoch: int
+    step: int
+    outcome: str
+    attempt: int = 0
+    next_total: int = 0
+    activates: int = 0
+    error: str = ""
+    suspects: tuple[str, ...] = ()
+
+
+class Built(Message, frozen=True, kw_only=True):
+    """The process groups of a planned epoch are built here."""
+
+    epoch: int
+
+
+class RankError(Message, frozen=True, kw_only=True):
+    """An exception that started in the user's code is about to end this rank."""
+
+    step: int
+    type: str
+    message: str
+    where: str
+    traceback: str
+
+
+class AskLeave(Message, frozen=True, kw_only=True):
+    """The rank was asked (SIGTERM) to leave at a step boundary."""
+
+    reason: str
+
+
+class SetKey(Message, frozen=True, kw_only=True):
+    """Set a rendezvous key of an epoch; answered by `Key` with the same `request`."""
+
+    epoch: int
+    key: str
+    value: bytes
+    timeout_ms: int
+    request: int
+
+
+class GetKey(Message, frozen=True, kw_only=True):
+    """Wait for a rendezvous key of an epoch; answered by `Key` with the same `request`."""
+
+    epoch: int
+    key: str
+    timeout_ms: int
+    request: int
+
+
+FromRank = Register | Ready | Vote | Built | RankError | AskLeave | SetKey | GetKey
+
+# ---------------------------------------------------------------- manager to rank
+
+
+class Adopt(msgspec.Struct, frozen=True, kw_only=True):
+    """The entry that this rank missed, and where to fetch it."""
+
+    epoch: int
+    term: int
+    lighthouse: str
+    step: int
+    donor: str
+    address: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch as one rank sees it.
+
+    Attributes:
+        members: groups in slot order.
+        step: the step that is done in it first.
+        share: all microbatches of that step that belong to this group.
+        total: microbatches of that step.
+        adopt: the entry to be fetched and committed before that step, if this group missed it.
+        planned: whether the entries activate it, not an answer.
+    """
+
+    epoch: int
+    term: int
+    lighthouse: str
+    members: tuple[str, ...]
+    slot: int
+    step: int
+    share: tuple[int, ...]
+    total: int
+    adopt: Adopt | None = None
+    cause: str = ""
+    planned: bool = False
+
+
+class Answer(Message, frozen=True, kw_only=True):
+    """The group's decision on a vote: the same for every rank, fixed once.
+
+    Attributes:
+        verdict: ``go`` (committed), ``again`` (reduce anew), ``recover`` (as the plan says), ``stop``, ``leave``.
+        share: after ``go``: this group's microbatches of the next step.
+        ready: number of the prepared epoch whose flag the next step's entry carries, 0 if none.
+        ok: after ``stop``: whether the run ended well.
+    """
+
+    verdict: str
+    epoch: int = 0
+    step: int = 0
+    share: tuple[int, ...] = ()
+    ready: int = 0
+    plan: Plan | None = None
+    reason: str = ""
+    ok: bool = False
+
+
+class Registered(Message, frozen=True, kw_only=True):
+    """The rank is known; its job and incarnation."""
+
+    job: str
+    group: str
+    incarnation: str
+    pid: int
+
+
+class Abort(Message, frozen=True, kw_only=True):
+    """Epochs below this number are over: abort their reduces. Nothing else follows from it."""
+
+    below: int
+    reason: str
+
+
+class Build(Message, frozen=True, kw_only=True):
+    """Build the process group of this epoch in the background."""
+
+    plan: Plan
+
+
+class Key(Message, frozen=True, kw_only=True):
+    """A rendezvous key, or why there is none."""
+
+    request: int
+    value: bytes = b""
+    error: str = ""
+
+
+class Say(Message, frozen=True, kw_only=True):
+    """A line for the person who reads this rank's log."""
+
+    line: str
+
+
+ToRank = Answer | Registered | Abort | Build | Key | Say
+
+_encoder = msgspec.msgpack.Encoder()
+from_rank = msgspec.msgpack.Decoder(FromRank)
+to_rank = msgspec.msgpack.Decoder(ToRank)
+
+
+def frame(message: Message) -> bytes:
+    """A message with its length before it.
+
+    Raises:
+        ValueError: if it is larger than a frame may be.
+    """
+    body = _encoder.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"{type(message).__name__} of {len(body)} bytes exceeds a frame's {FRAME_BYTES_MAX}")
+    return HEADER.pack(len(body)) + body

@@ -1,0 +1,478 @@
+"""One group's votes and promises, decided in one order, as a pure machine.
+
+It answers every vote of a step alike for all ranks of the group, and it promises recoveries at once, without its
+ranks. If all ranks voted "reduced" before a recovery's `Prepare`, the group has committed; otherwise it has not, and
+later votes are answered "recover". It knows nothing of sockets, processes or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lightkeeper.events import schema
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.deal import deal
+from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
+from lightkeeper.manager import local
+from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell, ToRanks
+from lightkeeper.manager.exits import describe_exit
+from lightkeeper.manager.plans import plan_for
+from lightkeeper.manager.settings import Settings
+
+EXIT_REFUSED = 3
+EXIT_FENCED = 4
+EXIT_GAVE_UP = 5
+EXIT_STOPPED = 6
+EXIT_ASKED = 143
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """What the manager sees of a rank from outside.
+
+    Attributes:
+        waiting_s: how long it has been standing in a reduce, 0 if it does not.
+        stopped_s: how long it has been stopped by a signal, 0 if it is not.
+    """
+
+    phase: str
+    step: int
+    waiting_s: float
+    stopped_s: float
+
+
+class GroupMachine:
+    """The group's side of the protocol.
+
+    Args:
+        settings: what the group was told.
+        incarnation: name of this start of the group.
+        address: where other managers reach this one.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, settings: Settings, incarnation: str, address: str, now: float) -> None:
+        self.settings, self.incarnation, self.address = settings, incarnation, address
+        self.lease_s = 2.0
+        self.acknowledged: Term | None = None
+        self.known: Membership | None = None
+        self.planned: Membership | None = None
+        self.promised = 0
+        self.last: Entry | None = None
+        self.step, self.total, self.share = 0, 0, ()  # type: tuple[int, int, tuple[int, ...]]
+        self.activation: m.Activate | None = None
+        self.registered: dict[int, local.Register] = {}
+        self.ready: dict[int, local.Ready] = {}
+        self.votes: dict[int, local.Vote] = {}
+        self.waiting: dict[int, float] = {}
+        self.built: set[int] = set()
+        self.decision: tuple[tuple[int, int, int], local.Answer] | None = None
+        self.attempt = 0
+        self.errors: dict[int, local.RankError] = {}
+        self.exits: dict[int, int | None] = {}
+        self.failed_epoch: int | None = None
+        self.suspended = False
+        self.ending: str | None = None
+        self.stopped: m.Stop | None = None
+        self.in_touch = False
+        self.leaving = ""
+        self._clock = now
+        self._started = now
+        self._silent_since = now
+
+    # ------------------------------------------------------------ the stream
+
+    def hello(self) -> m.Hello:
+        """What a new stream to the lighthouse begins with."""
+        s = self.settings
+        prepared = () if self.planned is None else (self.planned,)
+        return m.Hello(
+            s.job, s.group, self.incarnation, self.address, s.groups, s.minimum, s.start_window_s,
+            self.acknowledged, self.known, prepared,
+        )  # fmt: skip
+
+    def connected(self, now: float) -> list[Action]:
+        """A stream stands: after `Hello`, what the lighthouse may have missed."""
+        self.in_touch = True
+        actions: list[Action] = [Tell(self.hello())]
+        if len(self.ready) == self.settings.ranks:
+            actions.append(Tell(self._join()))
+        if self.failed_epoch is not None and self.known is not None and self.failed_epoch == self.known.epoch.number:
+            actions.append(Tell(m.Failed(self.known.epoch, self.step, "reported before the stream broke")))
+        if self.leaving:
+            actions.append(Tell(m.Leave(self.leaving)))
+        if self.suspended and self.known is not None:
+            actions.append(Tell(m.Query(self.known.epoch)))
+        return actions
+
+    def disconnected(self, now: float) -> list[Action]:
+        """The stream broke; training goes on."""
+        if self.in_touch:
+            self._silent_since = now
+        self.in_touch = False
+        return []
+
+    def received(self, message: m.ToManager, now: float) -> list[Action]:
+        """A message of the lighthouse."""
+        actions = self._mind_clock(now)
+        handler: Callable[[Any, float], list[Action]] = getattr(self, f"_{type(message).__name__.lower()}")
+        return actions + handler(message, now)
+
+    def _welcome(self, welcome: m.Welcome, now: float) -> list[Action]:
+        self.lease_s = welcome.lease_ms / 1000
+        if self.acknowledged is None or welcome.term > self.acknowledged:
+            self.acknowledged = welcome.term
+        return []
+
+    def _refused(self, refused: m.Refused, now: float) -> list[Action]:
+        if refused.retry:
+            return []  # the service tries again until the budget is spent
+        return self._finish(EXIT_REFUSED, f"refused by the lighthouse: {refused.reason}")
+
+    def _prepare(self, prepare: m.Prepare, now: float) -> list[Action]:
+        epoch = prepare.epoch
+        if self.acknowledged is not None and epoch.term < self.acknowledged:
+            return []
+        if prepare.planned is not None:
+            return self._prepare_planned(prepare.planned)
+        if epoch.number < self.promised or (self.known is not None and epoch.number <= self.known.epoch.number):
+            return []
+        self.promised = epoch.number
+        prepared = () if self.planned is None else (self.planned,)
+        promise = m.Promise(epoch, self.known, prepared, self.last, self.share, self.total)
+        abort = local.Abort(below=epoch.number, reason=f"epoch {epoch.number} is being prepared")
+        return [ToRanks(abort), DropKeys(epoch.number), Tell(promise)]
+
+    def _prepare_planned(self, planned: Membership) -> list[Action]:
+        in_force = self.known is not None and planned.base == self.known.epoch
+        if not in_force or planned.epoch.number <= self.promised or planned == self.planned:
+            return []
+        assert self.known is not None
+        self.planned, self.built = planned, set()
+        if planned.slot_of(self.settings.group, self.incarnation) is None:
+            self.built = set(range(self.settings.ranks))  # who leaves has nothing to build
+            return []
+        return [ToRanks(local.Build(plan=plan_for(planned, self.settings.group, -1, (), 0, planned=True)))]
+
+    def _activate(self, activate: m.Activate, now: float) -> list[Action]:
+        membership = activate.membership
+        epoch = membership.epoch
+        if epoch.number < self.promised or (self.known is not None and epoch.number <= self.known.epoch.number):
+            return []
+        if self.acknowledged is not None and epoch.term < self.acknowledged:
+            return []
+        if membership.slot_of(self.settings.group, self.incarnation) is None:
+            return []
+        self.acknowledged, self.promised = epoch.term, epoch.number
+        self.known, self.planned, self.built, self.activation = membership, None, set(), activate
+        self.votes.clear()
+        self.attempt, self.failed_epoch, self.suspended = 0, None, False
+        shares = {share.group: share.microbatches for share in activate.shares}
+        if activate.first_step == self.step:
+            self.share, self.total = shares[self.settings.group], activate.total
+        actions: list[Action] = [DropKeys(epoch.number), self._note_activation(activate)]
+        for rank in range(self.settings.ranks):
+            actions.append(ToRanks(local.Build(plan=self._plan(rank)), rank))
+        actions += self._answer_waiting(self._recover)
+        return actions
+
+    def _fence(self, fence: m.Fence, now: float) -> list[Action]:
+        note = Note(schema.Fenced(group=self.settings.group, reason=fence.reason))
+        return [note, *self._finish(EXIT_FENCED, f"left out of the job: {fence.reason}")]
+
+    def _stop(self, stop: m.Stop, now: float) -> list[Action]:
+        self.stopped = stop
+        abort = local.Abort(below=1 << 62, reason=stop.reason)
+        return [ToRanks(abort), *self._answer_waiting(self._stop_answer)]
+
+    def _waiting(self, waiting: m.Waiting, now: float) -> list[Action]:
+        if not self.waiting:
+            return []
+        line = f"waiting for {', '.join(waiting.whom)} ({waiting.why}) since {waiting.since_ms / 1000:.1f} s"
+        return [ToRanks(local.Say(line=line), 0)]
+
+    def _stands(self, stands: m.Stands, now: float) -> list[Action]:
+        if self.suspended and self.known is not None and stands.epoch == self.known.epoch:
+            self.suspended = False
+            return self._decide()
+        return []
+
+    # ------------------------------------------------------------ ranks
+
+    def register(self, message: local.Register, now: float) -> list[Action]:
+        """A rank's socket stands."""
+        self.registered[message.rank] = message
+        return []
+
+    def rank_says(self, rank: int, message: local.FromRank, now: float) -> list[Action]:
+        """A rank's message (rendezvous keys are the service's)."""
+        actions = self._mind_clock(now)
+        if isinstance(message, local.Ready):
+            return actions + self._rank_ready(rank, message, now)
+        if isinstance(message, local.Vote):
+            return actions + self._vote(rank, message, now)
+        if isinstance(message, local.Built):
+            if self.planned is not None and message.epoch == self.planned.epoch.number:
+                self.built.add(rank)
+        elif isinstance(message, local.RankError):
+            self.errors[rank] = message
+            note = schema.UserError(
+                group=self.settings.group, rank=rank, step=message.step, type=message.type,
+                message=message.message, traceback=message.traceback,
+            )  # fmt: skip
+            actions.append(Note(note))
+        elif isinstance(message, local.AskLeave):
+            self.leaving = self.leaving or message.reason
+            actions.append(Tell(m.Leave(message.reason)))
+        return actions
+
+    def _rank_ready(self, rank: int, ready: local.Ready, now: float) -> list[Action]:
+        self.ready[rank] = ready
+        self.waiting[rank] = now
+        self.total = ready.total
+        if len(self.ready) < self.settings.ranks:
+            return []
+        return [Tell(self._join())]
+
+    def _join(self) -> m.Join:
+        ranks = tuple(self.registered[rank].transfer for rank in range(self.settings.ranks))
+        signature = {f"rank {rank}: {name}" if rank else name: value
+                     for rank, ready in sorted(self.ready.items()) for name, value in ready.signature.items()}  # fmt: skip
+        return m.Join(ranks, signature)
+
+    def _vote(self, rank: int, vote: local.Vote, now: float) -> list[Action]:
+        self.waiting[rank] = now
+        if self.stopped is not None:
+            return self._answer_waiting(self._stop_answer)
+        if self.decision is not None and self.decision[0] == (vote.epoch, vote.step, vote.attempt):
+            del self.waiting[rank]
+            return [ToRanks(self.decision[1], rank)]
+        if self.known is None or vote.epoch < self.known.epoch.number:
+            return self._answer_waiting(self._recover)  # that epoch is over
+        if vote.step != self.step or vote.epoch > self.known.epoch.number:
+            reason = f"rank {rank} voted on step {vote.step} of epoch {vote.epoch}, but step {self.step} of epoch {self.known.epoch.number} stands"
+            return self._finish(EXIT_STOPPED, f"a bug: {reason}")
+        self.votes[rank] = vote
+        if vote.outcome == "failed":
+            return self._failed(rank, vote)
+        return self._decide()
+
+    def _failed(self, rank: int, vote: local.Vote) -> list[Action]:
+        assert self.known is not None
+        note = schema.ReduceFailed(
+            group=self.settings.group, step=vote.step, epoch=vote.epoch, term=self.known.epoch.term.number, rank=rank,
+            suspects=vote.suspects, error=vote.error,
+        )  # fmt: skip
+        actions: list[Action] = [Note(note)]
+        if self.failed_epoch != vote.epoch and self.promised <= vote.epoch:
+            self.failed_epoch = vote.epoch
+            suspects = vote.suspects
+            actions.append(ToRanks(local.Abort(below=vote.epoch + 1, reason=f"rank {rank}: {vote.error}")))
+            actions.append(Tell(m.Failed(self.known.epoch, vote.step, vote.error, suspects)))
+        return actions
+
+    def _decide(self) -> list[Action]:
+        """Decides the step once every rank has voted, unless its epoch is over or in doubt."""
+        if self.known is None or self.suspended or len(self.votes) < self.settings.ranks:
+            return []
+        epoch = self.known.epoch
+        outcomes = {vote.outcome for vote in self.votes.values()}
+        if "failed" in outcomes or self.promised > epoch.number:
+            return []
+        if outcomes == {"adopted"}:
+            assert self.activation is not None and self.activation.entry is not None
+            return self._commit(self.activation.entry)
+        if outcomes == {"closed"}:
+            self.stopped = m.Stop(f"finished: step {self.step} is final", ok=True)
+            finished = m.Finished(epoch, self.step)
+            return [Tell(finished), Note(schema.Finished(group=self.settings.group, step=self.step)), *self._answer_waiting(self._stop_answer)]
+        if outcomes == {"reduced"}:
+            return self._commit(Entry(epoch, self.step))
+        if outcomes <= {"reduced", "again"}:
+            answer = local.Answer(verdict="again", epoch=epoch.number, step=self.step)
+            return self._decided(answer)
+        return self._finish(EXIT_STOPPED, f"a bug: ranks voted {sorted(outcomes)} on step {self.step}")
+
+    def _commit(self, entry: Entry) -> list[Action]:
+        assert self.known is not None
+        vote = self.votes[0]
+        adopted = entry.epoch != self.known.epoch
+        key = (self.known.epoch.number, self.step, vote.attempt)
+        self.last, self.step, self.total = entry, entry.step + 1, vote.next_total
+        leave = self._switch(vote.activates)
+        first_here = self.activation is not None and self.activation.first_step == self.step and adopted
+        if first_here:
+            assert self.activation is not None
+            shares = {share.group: share.microbatches for share in self.activation.shares}
+            self.share, self.total = shares[self.settings.group], self.activation.total
+        elif leave:
+            self.share = ()
+        else:
+            slot = self.known.slot_of(self.settings.group)
+            assert slot is not None
+            self.share = deal(self.total, len(self.known.members))[slot]
+        ready = self.planned.epoch.number if self.planned is not None and len(self.built) == self.settings.ranks else 0
+        verdict = "leave" if leave else "go"
+        answer = local.Answer(
+            verdict=verdict, epoch=self.known.epoch.number, step=self.step, share=self.share, ready=ready, reason=self.leaving
+        )
+        return self._decided(answer, key)
+
+    def _switch(self, activates: int) -> bool:
+        """A planned epoch comes into force by the entry; returns whether this group is not in it."""
+        if not activates:
+            return False
+        assert self.planned is not None and self.planned.epoch.number == activates, "an entry activates what is not prepared"
+        self.known, self.planned, self.built, self.activation = self.planned, None, set(), None
+        self.promised = max(self.promised, activates)
+        return self.known.slot_of(self.settings.group, self.incarnation) is None
+
+    def _decided(self, answer: local.Answer, key: tuple[int, int, int] | None = None) -> list[Action]:
+        vote = self.votes[0]
+        self.decision = (key or (vote.epoch, vote.step, vote.attempt), answer)
+        self.votes.clear()
+        return self._answer_waiting(lambda rank: answer)
+
+    # ------------------------------------------------------------ answers
+
+    def _answer_waiting(self, answer: Callable[[int], local.Answer | None]) -> list[Action]:
+        actions: list[Action] = []
+        for rank in sorted(self.waiting):
+            given = answer(rank)
+            if given is not None:
+                del self.waiting[rank]
+                actions.append(ToRanks(given, rank))
+        return actions
+
+    def _recover(self, rank: int) -> local.Answer | None:
+        """What to do in the newest epoch, or None while it is not activated yet."""
+        if self.activation is None or self.known is None or self.promised > self.known.epoch.number:
+            return None
+        if self.known != self.activation.membership:
+            return None
+        return local.Answer(verdict="recover", epoch=self.known.epoch.number, step=self.step, plan=self._plan(rank))
+
+    def _stop_answer(self, rank: int) -> local.Answer:
+        assert self.stopped is not None
+        return local.Answer(verdict="stop", step=self.step, reason=self.stopped.reason, ok=self.stopped.ok)
+
+    def _plan(self, rank: int) -> local.Plan:
+        assert self.activation is not None
+        return plan_for(self.activation.membership, self.settings.group, self.step, self.share, self.total, self.activation, rank)
+
+    # ------------------------------------------------------------ ends
+
+    def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None, now: float) -> list[Action]:
+        """A rank's process ended; `exit_code` is negative for a signal, None if nobody could tell."""
+        if rank in self.exits:
+            return []
+        done = self.stopped is not None or self._left()
+        if exit_code is None:
+            ended_well = view is not None and view.phase == "ended"
+            exit_code = 1 if rank in self.errors else 0 if ended_well else None
+        self.exits[rank] = exit_code
+        if self.ending is not None:
+            return []
+        if exit_code == 0 and done:
+            if len(self.exits) < self.settings.ranks:
+                return []
+            code = 0 if self.stopped is None or self.stopped.ok else EXIT_STOPPED
+            return self._end(code, self.stopped.reason if self.stopped else self.leaving)
+        if done and self.stopped is not None and not self.stopped.ok:
+            return self._finish(EXIT_STOPPED, self.stopped.reason)
+        return self._died(rank, exit_code, view)
+
+    def asked_to_leave(self, reason: str, now: float) -> list[Action]:
+        """The launcher was asked to leave (a signal): at a step boundary; asked twice, at once."""
+        if self.leaving or self.known is None:
+            tell = Tell(m.Died(f"{reason}: asked to end at once", 0, "", self.step))
+            return [tell, *self._finish(EXIT_ASKED, f"{reason}: asked to end at once")]
+        self.leaving = reason
+        return [Tell(m.Leave(reason))]
+
+    def helper_ended(self, name: str, exit_code: int, now: float) -> list[Action]:
+        """A process between manager and ranks ended before them."""
+        if self.ending is not None or self.stopped is not None or self._left():
+            return []
+        if exit_code == 0 and not self.registered:
+            return self._end(0, "the script ended without using a Manager")
+        cause = f"its helper process {name} {describe_exit(exit_code)}"
+        tell = Tell(m.Died(cause, 0, "", self.step))
+        return [tell, *self._finish(1, cause)]
+
+    def _died(self, rank: int, exit_code: int | None, view: RankView | None) -> list[Action]:
+        error = self.errors.get(rank)
+        cause = f"rank {rank} {describe_exit(exit_code)}"
+        user_error = None
+        if error is not None:
+            cause += f" after {error.type}: {error.message}"
+            user_error = m.UserError(error.step, error.type, error.message, error.where)
+        elif exit_code == 0:
+            cause += " before the run was closed"
+        phase, step = (view.phase, view.step) if view else ("", self.step)
+        tell = Tell(m.Died(cause, rank, phase, step, user_error))
+        code = 1 if not exit_code else exit_code if exit_code > 0 else 128 - exit_code
+        return [tell, *self._finish(code, cause)]
+
+    def _left(self) -> bool:
+        return self.decision is not None and self.decision[1].verdict == "leave"
+
+    def _finish(self, exit_code: int, reason: str) -> list[Action]:
+        """Kills what is left of the group and ends."""
+        if self.ending is not None:
+            return []
+        return [Kill(reason), *self._end(exit_code, reason)]
+
+    def _end(self, exit_code: int, reason: str) -> list[Action]:
+        self.ending = reason
+        return [End(exit_code, reason)]
+
+    # ------------------------------------------------------------ time
+
+    def tick(self, views: dict[int, RankView], now: float) -> list[Action]:
+        """Beats, and gives up what was waited for longer than the outage budget."""
+        actions = self._mind_clock(now)
+        if self.ending is not None:
+            return actions
+        actions.append(Tell(self._beat(views)))
+        budget_s = self.settings.outage_budget_s if self.known is not None else self.settings.start_budget_s
+        waited_s = max((now - since for since in self.waiting.values()), default=0.0)
+        if self.known is None and not self.in_touch:
+            silent_s = now - self._silent_since
+            if silent_s > self.settings.outage_budget_s:
+                return actions + self._give_up(f"the lighthouse at {self.settings.lighthouse} could not be reached for {silent_s:.0f} s")
+        if waited_s > budget_s:
+            where = "" if self.in_touch else f"; the lighthouse at {self.settings.lighthouse} is not in touch"
+            return actions + self._give_up(f"step {self.step} has been waiting for {waited_s:.0f} s, longer than the outage budget{where}")
+        return actions
+
+    def _give_up(self, reason: str) -> list[Action]:
+        return [Tell(m.Died(reason, 0, "", self.step)), *self._finish(EXIT_GAVE_UP, reason)]
+
+    def _beat(self, views: dict[int, RankView]) -> m.Beat:
+        waiting_s = max((view.waiting_s for view in views.values()), default=0.0)
+        stopped_s = max((view.stopped_s for view in views.values()), default=0.0)
+        phases = [view.phase for view in views.values()]
+        phase = next((p for p in phases if p == "compute"), phases[0] if phases else "start")
+        number = 0 if self.known is None else self.known.epoch.number
+        return m.Beat(number, self.step, phase, round(waiting_s * 1000), round(stopped_s * 1000))
+
+    def _mind_clock(self, now: float) -> list[Action]:
+        """A gap longer than the lease in this process's own clock: it was frozen, and may have been left out."""
+        gap_s, self._clock = now - self._clock, now
+        if gap_s <= self.lease_s or self.known is None or self.suspended:
+            return []
+        self.suspended = True
+        return [Tell(m.Query(self.known.epoch))]
+
+    def _note_activation(self, activate: m.Activate) -> Note:
+        epoch: Epoch = activate.membership.epoch
+        return Note(
+            schema.Activated(
+                epoch=epoch.number, term=epoch.term.number, members=activate.membership.groups,
+                first_step=activate.first_step, cause=activate.cause,
+                shares={share.group: share.microbatches for share in activate.shares},
+            )  # fmt: skip
+        )

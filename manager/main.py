@@ -1,0 +1,57 @@
+"""`lightkeeper manager`: the manager process of a group whose rank 0 started it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from lightkeeper.errors import ToldError, UsageError
+from lightkeeper.manager.processes import watch_exit
+from lightkeeper.manager.service import ManagerService, new_incarnation
+from lightkeeper.manager.settings import Settings, read_settings
+from lightkeeper.manager.spawn import PARENT_VARIABLE, SOCKET_VARIABLE
+
+
+def run(settings: Settings) -> int:
+    """Serves the group of the rank that started this process; returns the exit code."""
+    path, parent = os.environ.get(SOCKET_VARIABLE), os.environ.get(PARENT_VARIABLE)
+    if not path or not parent:
+        raise UsageError("a manager is started by rank 0 of its group or by `lightkeeper launch`, not by hand")
+    return asyncio.run(_serve(ManagerService(settings, new_incarnation(), Path(path)), int(parent)))
+
+
+async def _serve(service: ManagerService, parent: int) -> int:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: None)  # it ends with its ranks, and they decide what a signal means
+    serving = asyncio.create_task(service.run())
+    with contextlib.suppress(ProcessLookupError):
+        watch_exit(parent, lambda: loop.call_later(1.0, _end_unregistered, service, serving))
+        return await serving
+    serving.cancel()
+    return 1
+
+
+def _end_unregistered(service: ManagerService, serving: asyncio.Task[int]) -> None:
+    """Rank 0 ended before it registered: there is no group."""
+    if not service.pids:
+        serving.cancel()
+
+
+def main() -> int:
+    """Reads the settings from the environment."""
+    try:
+        return run(read_settings())
+    except ToldError as error:
+        print(f"lightkeeper manager: {error}", file=sys.stderr)
+        return error.exit_code
+    except asyncio.CancelledError:
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""A rank's phase, readable from outside: while it computes, while it is frozen, and after it was killed.
+
+The training thread stores a few integers in a small mapped file; the manager reads them. No call, no lock, no
+thread: a rank that holds the interpreter lock still shows in which phase it does so.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PHASES = ("start", "join", "compute", "reduce", "vote", "recover", "apply", "closing", "ended")
+_LAYOUT = struct.Struct("<qqqqq")  # phase, step, since_ns, beat_ns, microbatches
+SIZE = _LAYOUT.size
+_BEAT = struct.Struct("<q")
+_BEAT_AT = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the page shows.
+
+    Attributes:
+        phase: one of `PHASES`.
+        step: next step to be committed.
+        since_s: seconds in this phase.
+        silent_s: seconds since the rank's own thread last beat.
+        microbatches: microbatches begun in this step.
+    """
+
+    phase: str
+    step: int
+    since_s: float
+    silent_s: float
+    microbatches: int
+
+
+class ProgressPage:
+    """The rank's end.
+
+    Args:
+        path: file to create; its folder exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, SIZE)
+            self._page = mmap.mmap(descriptor, SIZE)
+        finally:
+            os.close(descriptor)
+        self.phase, self.step = "start", 0
+        self.enter("start", 0)
+
+    def enter(self, phase: str, step: int, microbatches: int = 0) -> None:
+        """The training thread is in this phase from now on."""
+        now = time.monotonic_ns()
+        self.phase, self.step = phase, step
+        self._page[:SIZE] = _LAYOUT.pack(PHASES.index(phase), step, now, now, microbatches)
+
+    def beat(self) -> None:
+        """The rank's listening thread lives."""
+        _BEAT.pack_into(self._page, _BEAT_AT, time.monotonic_ns())
+
+
+def read_progress(path: Path) -> Progress | None:
+    """What a rank's page shows, or None if there is none yet."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    if len(raw) != SIZE:
+        return None
+    phase, step, since_ns, beat_ns, microbatches = _LAYOUT.unpack(raw)
+    now = time.monotonic_ns()
+    return Progress(PHASES[phase], step, (now - since_ns) / 1e9, (now - beat_ns) / 1e9, microbatches)

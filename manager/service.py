@@ -1,0 +1,243 @@
+"""The manager process: the group machine between the lighthouse's stream, the ranks' sockets and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from lightkeeper.events.schema import Unauthorised
+from lightkeeper.events.writer import EventLog
+from lightkeeper.lighthouse.messages import ToManager
+from lightkeeper.manager import local
+from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell, ToRanks
+from lightkeeper.manager.keystore import KeyService, RemoteKeys
+from lightkeeper.manager.link import LighthouseLink
+from lightkeeper.manager.machine import GroupMachine, RankView
+from lightkeeper.manager.processes import exit_code_of_zombie, is_stopped, kill_tree, watch_exit
+from lightkeeper.manager.progress import read_progress
+from lightkeeper.manager.ranksocket import RankSocket
+from lightkeeper.manager.settings import Settings
+from lightkeeper.wire import CHANNEL_OPTIONS, join_address, own_address_towards
+
+BEAT_S = 0.2
+SILENT_S_MIN = 0.5
+FLUSH_S = 1.0
+
+
+class ManagerService:
+    """One group's manager.
+
+    Args:
+        settings: what the group was told.
+        incarnation: name of this start of the group.
+        socket_path: where the ranks' local socket is made.
+        exit_code_of: what a rank's process ended with, where this process can know (it started it); else None.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        incarnation: str,
+        socket_path: Path,
+        exit_code_of: Callable[[int], int | None] = lambda pid: None,
+    ) -> None:
+        self.settings, self.incarnation, self.socket_path = settings, incarnation, socket_path
+        self.exit_code_of = exit_code_of
+        self.events: EventLog | None = None
+        self.ended: asyncio.Future[int]
+        self.machine: GroupMachine
+        self.link: LighthouseLink
+        self.ranks: dict[int, RankSocket] = {}
+        self.pids: dict[int, int] = {}
+        self.roots: set[int] = set()
+        self._stopped_since: dict[int, float] = {}
+        self._ending = False
+
+    async def run(self) -> int:
+        """Serves the group until it ends; returns the exit code."""
+        s = self.settings
+        self.ended = asyncio.get_running_loop().create_future()
+        if s.run_folder:
+            self.events = EventLog(s.run_folder, f"manager {s.group}", job=s.job, group=s.group, incarnation=self.incarnation)
+        host = s.host or own_address_towards([s.lighthouse])
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        self.keys = KeyService(s.token, s.job, self._unauthorised)
+        self.keys.add_to(server)
+        port = server.add_insecure_port(join_address(host, 0))
+        await server.start()
+        self.machine = GroupMachine(s, self.incarnation, join_address(host, port), time.monotonic())
+        self.remote_keys = RemoteKeys(s.token, s.job, self.keys, self.machine)
+        self.link = LighthouseLink(
+            s.lighthouse, s.token, s.job,
+            lambda: self.act(self.machine.connected(time.monotonic())),
+            lambda: self.act(self.machine.disconnected(time.monotonic())),
+            self._from_lighthouse, self.say,
+        )  # fmt: skip
+        local_server = await asyncio.start_unix_server(self._accept, path=self.socket_path)
+        os.chmod(self.socket_path, 0o600)
+        tasks = [asyncio.create_task(self._run_link()), asyncio.create_task(self._run_ticks())]
+        try:
+            return await self._until_ended(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            local_server.close()
+            await self.remote_keys.close()
+            await server.stop(grace=0)
+            self._remove_files()
+
+    async def _until_ended(self, tasks: list[asyncio.Task[None]]) -> int:
+        done, _ = await asyncio.wait({self.ended, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task is not self.ended:
+                task.result()  # type: ignore[unused-coroutine]  # a task that ends before the group raises its bug here
+        code = await self.ended
+        await self.link.flush(FLUSH_S)
+        return code
+
+    def _remove_files(self) -> None:
+        """The socket, the ranks' progress pages and their folder, which was made for them."""
+        for path in (self.socket_path, *self.socket_path.parent.glob("progress-*")):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.socket_path.parent.rmdir()
+
+    # ------------------------------------------------------------ actions
+
+    def act(self, actions: list[Action]) -> None:
+        """Carries out what the machine decided."""
+        for action in actions:
+            if isinstance(action, Tell):
+                self.link.put(action.message)
+            elif isinstance(action, ToRanks):
+                chosen = self.ranks.values() if action.rank is None else [r for i, r in self.ranks.items() if i == action.rank]
+                for rank in chosen:
+                    rank.send(action.message)
+            elif isinstance(action, Kill):
+                self._kill(action.reason)
+            elif isinstance(action, End):
+                self._end(action)
+            elif isinstance(action, Note):
+                if self.events is not None:
+                    self.events.write(action.event)
+            elif isinstance(action, DropKeys):
+                self.keys.keys.drop(action.below)
+
+    def _kill(self, reason: str) -> None:
+        for pid in (*self.roots, *self.pids.values()):
+            kill_tree(pid)
+
+    def _end(self, end: End) -> None:
+        self._ending = True
+        if end.exit_code != 0:
+            self.say(f"ends with exit code {end.exit_code}: {end.reason}")
+        if not self.ended.done():
+            self.ended.set_result(end.exit_code)
+
+    # ------------------------------------------------------------ lighthouse
+
+    def _from_lighthouse(self, message: ToManager) -> None:
+        self.act(self.machine.received(message, time.monotonic()))
+
+    async def _run_link(self) -> None:
+        await self.link.run()
+        if self.link.denied and not self._ending:
+            self._kill(self.link.denied)
+            self._end(End(3, self.link.denied))
+        await self.ended
+
+    # ------------------------------------------------------------ ranks
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        socket = RankSocket(reader, writer)
+        try:
+            hello = await asyncio.wait_for(socket.receive(), timeout=10)
+            if not isinstance(hello, local.Register) or not socket.carries(hello, self.settings.token):
+                self._unauthorised("a local process", "rank socket")
+                return
+            if hello.rank in self.ranks or not 0 <= hello.rank < self.settings.ranks:
+                self.say(f"refused a second rank {hello.rank} (pid {hello.pid})")
+                return
+            self._watch(hello)
+            self.ranks[hello.rank] = socket
+            self.act(self.machine.register(hello, time.monotonic()))
+            s = self.settings
+            socket.send(local.Registered(job=s.job, group=s.group, incarnation=self.incarnation, pid=os.getpid()))
+            while (message := await socket.receive()) is not None:
+                if isinstance(message, local.SetKey | local.GetKey):
+                    self.remote_keys.serve(message, socket)
+                else:
+                    self.act(self.machine.rank_says(hello.rank, message, time.monotonic()))
+        except (TimeoutError, ValueError, ConnectionError) as error:
+            self.say(f"a rank's socket failed: {error or 'no hello in time'}")
+        finally:
+            socket.close()
+
+    def _watch(self, hello: local.Register) -> None:
+        self.pids[hello.rank] = hello.pid
+        with contextlib.suppress(ProcessLookupError):
+            watch_exit(hello.pid, lambda: self._rank_ended(hello.rank, hello.pid))
+            return
+        self._rank_ended(hello.rank, hello.pid)
+
+    def _rank_ended(self, rank: int, pid: int) -> None:
+        code = self.exit_code_of(pid)
+        if code is None:
+            code = exit_code_of_zombie(pid)
+        self._rank_exit(rank, code)
+
+    def _rank_exit(self, rank: int, code: int | None) -> None:
+        self.act(self.machine.rank_ended(rank, code, self._view(rank), time.monotonic()))
+
+    def helper_ended(self, name: str, code: int) -> None:
+        """A process between manager and ranks ended."""
+        self.act(self.machine.helper_ended(name, code, time.monotonic()))
+
+    def asked_to_leave(self, reason: str) -> None:
+        """The launcher got a signal."""
+        self.act(self.machine.asked_to_leave(reason, time.monotonic()))
+
+    def _view(self, rank: int) -> RankView | None:
+        register = self.machine.registered.get(rank)
+        page = None if register is None else read_progress(Path(register.progress))
+        if register is None or page is None:
+            return None
+        now = time.monotonic()
+        if page.silent_s > SILENT_S_MIN and is_stopped(register.pid):
+            since = self._stopped_since.setdefault(rank, now - page.silent_s)
+        else:
+            self._stopped_since.pop(rank, None)
+            since = now
+        waiting_s = page.since_s if page.phase in ("reduce", "closing") else 0.0
+        return RankView(page.phase, page.step, waiting_s, now - since)
+
+    # ------------------------------------------------------------ time and words
+
+    async def _run_ticks(self) -> None:
+        while True:
+            views = {rank: view for rank in self.ranks if (view := self._view(rank)) is not None}
+            self.act(self.machine.tick(views, time.monotonic()))
+            await asyncio.sleep(BEAT_S)
+
+    def _unauthorised(self, peer: str, what: str) -> None:
+        self.say(f"refused {peer}: wrong or missing token")
+        if self.events is not None:
+            self.events.write(Unauthorised(peer=peer, what=what))
+
+    def say(self, line: str) -> None:
+        """One line for the operator."""
+        print(f"manager {self.settings.group}: {line}", file=sys.stderr, flush=True)
+
+
+def new_incarnation() -> str:
+    """A name that no other start of any group has."""
+    return f"{int(time.time()):x}-{secrets.token_hex(4)}"

@@ -1,0 +1,132 @@
+"""Every option of a group, from arguments or from ``LIGHTKEEPER_*``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightkeeper.errors import UsageError
+from lightkeeper.wire import split_address
+
+PREFIX = "LIGHTKEEPER_"
+START_BUDGETS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a group is told.
+
+    Attributes:
+        lighthouse: its address, ``host:port``.
+        job: the job's id; jobs on one lighthouse do not meet.
+        group: this replica group's stable name.
+        groups: configured number of groups of the job.
+        minimum: fewest groups with which the job goes on.
+        start_window_s: if above 0, the first epoch may start with `minimum` groups after so long.
+        ranks: trainer ranks of this group.
+        token: the job's token.
+        run_folder: where events go; empty writes none.
+        outage_budget_s: how long anything is waited for before the group gives up, in seconds.
+        host: address at which peers reach this node; empty takes the interface that routes to the lighthouse.
+        bucket_mb: size of a gradient bucket, in MiB.
+        fingerprint_every: the state's fingerprint is written to the event log after every so many steps; 0 never.
+    """
+
+    lighthouse: str = "127.0.0.1:29400"
+    job: str = "job"
+    group: str = "g0"
+    groups: int = 1
+    minimum: int = 1
+    start_window_s: float = 0.0
+    ranks: int = 1
+    token: str = ""
+    run_folder: str = ""
+    outage_budget_s: float = 60.0
+    host: str = ""
+    bucket_mb: float = 4.0
+    fingerprint_every: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.groups:
+            raise UsageError(f"minimum {self.minimum} of {self.groups} groups: 1 <= minimum <= groups must hold")
+        if self.ranks < 1:
+            raise UsageError(f"ranks {self.ranks}: a group has at least one rank")
+        if not 1 <= self.outage_budget_s <= 86_400:
+            raise UsageError(f"outage_budget_s {self.outage_budget_s}: give 1 to 86400 seconds")
+        if not 0.001 <= self.bucket_mb <= 1024:
+            raise UsageError(f"bucket_mb {self.bucket_mb}: give 0.001 to 1024 MiB")
+        if self.start_window_s < 0 or self.fingerprint_every < 0:
+            raise UsageError("start_window_s and fingerprint_every are not negative")
+        for name in ("job", "group"):
+            value = getattr(self, name)
+            if not value or len(value) > 100 or not all(c.isalnum() or c in "-_." for c in value):
+                raise UsageError(f"{name} {value!r}: give 1 to 100 letters, digits, '-', '_' or '.'")
+        try:
+            split_address(self.lighthouse)
+        except ValueError as error:
+            raise UsageError(f"lighthouse: {error}") from error
+
+    @property
+    def reduce_timeout_s(self) -> float:
+        """How long a reduce may stand for a member that lives but does not arrive."""
+        return self.outage_budget_s * START_BUDGETS
+
+    @property
+    def start_budget_s(self) -> float:
+        """How long the first epoch is waited for: schedulers start groups minutes apart."""
+        return self.outage_budget_s * START_BUDGETS
+
+    @property
+    def form_timeout_s(self) -> float:
+        """How long the process group of an epoch may take to form."""
+        return self.outage_budget_s / 2
+
+    def to_environment(self) -> dict[str, str]:
+        """The same settings as environment variables."""
+        return {PREFIX + field.name.upper(): str(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+def read_settings(environment: Mapping[str, str] | None = None, **given: Any) -> Settings:
+    """Settings from the environment, overridden by what is given and not None.
+
+    Raises:
+        UsageError: for a value that cannot be read or is out of range.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(Settings):
+        raw = environment.get(PREFIX + field.name.upper())
+        if raw is not None:
+            values[field.name] = _parse(field.name, str(field.type), raw)
+    values.update({name: value for name, value in given.items() if value is not None})
+    if not values.get("token"):
+        values["token"] = read_token(environment.get(PREFIX + "TOKEN_FILE"))
+    return Settings(**values)
+
+
+def read_token(path: str | Path | None) -> str:
+    """The token in a file, without white space around it; empty if no file is given.
+
+    Raises:
+        UsageError: if the file cannot be read or is empty.
+    """
+    if path is None or str(path) == "":
+        return ""
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token file {path}: {error}") from error
+    if not token:
+        raise UsageError(f"the token file {path} is empty")
+    return token
+
+
+def _parse(name: str, kind: str, raw: str) -> Any:
+    try:
+        return {"int": int, "float": float}.get(kind, str)(raw)
+    except ValueError as error:
+        raise UsageError(f"{PREFIX}{name.upper()}={raw!r} is not a number") from error

@@ -1,0 +1,350 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Term(_message.Message):
+    __slots__ = ("number", "lighthouse")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LIGHTHOUSE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    lighthouse: str
+    def __init__(self, number: _Optional[int] = ..., lighthouse: _Optional[str] = ...) -> None: ...
+
+class Epoch(_message.Message):
+    __slots__ = ("number", "term")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    term: Term
+    def __init__(self, number: _Optional[int] = ..., term: _Optional[_Union[Term, _Mapping]] = ...) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("epoch", "step")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    step: int
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("group", "incarnation", "manager", "ranks")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    incarnation: str
+    manager: str
+    ranks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., ranks: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Membership(_message.Message):
+    __slots__ = ("epoch", "members", "base")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    base: Epoch
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
+
+class FromManager(_message.Message):
+    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    join: Join
+    beat: Beat
+    promise: Promise
+    failed: Failed
+    died: Died
+    leave: Leave
+    finished: Finished
+    query: Query
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ...) -> None: ...
+
+class ToManager(_message.Message):
+    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATE_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    STANDS_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    refused: Refused
+    prepare: Prepare
+    activate: Activate
+    fence: Fence
+    stop: Stop
+    waiting: Waiting
+    stands: Stands
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    START_WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    group: str
+    incarnation: str
+    manager: str
+    groups: int
+    minimum: int
+    start_window_s: float
+    acknowledged: Term
+    known: Membership
+    prepared: _containers.RepeatedCompositeFieldContainer[Membership]
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Membership, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Membership, _Mapping]]] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("ranks", "signature")
+    class SignatureEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[str]
+    signature: _containers.ScalarMap[str, str]
+    def __init__(self, ranks: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    phase: str
+    waiting_ms: int
+    stopped_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ...) -> None: ...
+
+class Promise(_message.Message):
+    __slots__ = ("epoch", "known", "prepared", "last", "held", "total")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    known: Membership
+    prepared: _containers.RepeatedCompositeFieldContainer[Membership]
+    last: Entry
+    held: _containers.RepeatedScalarFieldContainer[int]
+    total: int
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., known: _Optional[_Union[Membership, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Membership, _Mapping]]] = ..., last: _Optional[_Union[Entry, _Mapping]] = ..., held: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("epoch", "step", "error", "suspects")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    step: int
+    error: str
+    suspects: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., step: _Optional[int] = ..., error: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UserError(_message.Message):
+    __slots__ = ("step", "kind", "message", "where")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    kind: str
+    message: str
+    where: str
+    def __init__(self, step: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., where: _Optional[str] = ...) -> None: ...
+
+class Died(_message.Message):
+    __slots__ = ("cause", "rank", "phase", "step", "error")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    rank: int
+    phase: str
+    step: int
+    error: UserError
+    def __init__(self, cause: _Optional[str] = ..., rank: _Optional[int] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., error: _Optional[_Union[UserError, _Mapping]] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("epoch", "step")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    step: int
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Query(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("term", "lease_ms", "beat_ms")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    BEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    term: Term
+    lease_ms: int
+    beat_ms: int
+    def __init__(self, term: _Optional[_Union[Term, _Mapping]] = ..., lease_ms: _Optional[int] = ..., beat_ms: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason", "retry")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    retry: bool
+    def __init__(self, reason: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("epoch", "base", "planned")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    base: Epoch
+    planned: Membership
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., planned: _Optional[_Union[Membership, _Mapping]] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("group", "microbatches")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    microbatches: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., microbatches: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Donor(_message.Message):
+    __slots__ = ("group", "donor")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    DONOR_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    donor: str
+    def __init__(self, group: _Optional[str] = ..., donor: _Optional[str] = ...) -> None: ...
+
+class Activate(_message.Message):
+    __slots__ = ("membership", "first_step", "total", "shares", "donors", "entry", "cause")
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    membership: Membership
+    first_step: int
+    total: int
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    donors: _containers.RepeatedCompositeFieldContainer[Donor]
+    entry: Entry
+    cause: str
+    def __init__(self, membership: _Optional[_Union[Membership, _Mapping]] = ..., first_step: _Optional[int] = ..., total: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class Fence(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("reason", "ok")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    ok: bool
+    def __init__(self, reason: _Optional[str] = ..., ok: _Optional[bool] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("whom", "why", "since_ms")
+    WHOM_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    whom: _containers.RepeatedScalarFieldContainer[str]
+    why: str
+    since_ms: int
+    def __init__(self, whom: _Optional[_Iterable[str]] = ..., why: _Optional[str] = ..., since_ms: _Optional[int] = ...) -> None: ...
+
+class Stands(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GroupStatus(_message.Message):
+    __slots__ = ("group", "incarnation", "state", "phase", "step", "silent_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    incarnation: str
+    state: str
+    phase: str
+    step: int
+    silent_ms: int
+    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., silent_ms: _Optional[int] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("job", "term", "membership", "groups", "waiting", "stopped")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    term: Term
+    membership: Membership
+    groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
+    waiting: str
+    stopped: str
+    def __init__(self, job: _Optional[str] = ..., term: _Optional[_Union[Term, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., waiting: _Optional[str] = ..., stopped: _Optional[str] = ...) -> None: ...
