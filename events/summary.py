@@ -21,6 +21,7 @@ from lightkeeper.events.schema import (
     Committed,
     Event,
     FaultInjected,
+    Finished,
     GroupLost,
     Recovered,
 )
@@ -294,24 +295,37 @@ def recovery_ran(events: Sequence[Event]) -> Finding:
 def fingerprints_equal(events: Sequence[Event]) -> Finding:
     """Ranks with the same index hold the same bits, at every step of the lineage that has fingerprints.
 
-    The last step must have one from every live group.
+    The end of the run must have one from every live group: of its last commit, or of its `finished`.
     """
     line = lineage(events)
     if line.last_step < 0:
         return Finding(False, "no step was committed")
-    compared = 0
-    for step in sorted(line.commits):
-        seen: dict[int, dict[str, str]] = defaultdict(dict)
-        for commit in line.commits[step]:
-            if commit.fingerprint is not None:
-                seen[commit.rank][commit.group] = commit.fingerprint
-        for rank, by_group in seen.items():
-            if len(set(by_group.values())) > 1:
-                return Finding(False, f"step {step}, rank {rank}: fingerprints differ: {by_group}", compared)
-            compared += len(by_group)
-    without = sorted({c.group for c in line.commits[line.last_step] if c.fingerprint is None})
+    seen: dict[tuple[int, int], dict[str, str]] = defaultdict(
+        dict
+    )  # (steps done, rank) -> group -> fingerprint
+    for commits in line.commits.values():
+        for commit in commits:
+            if commit.fingerprint:
+                seen[commit.step + 1, commit.rank][commit.group] = commit.fingerprint
+    differing = ""
+    for finished in pick(events, Finished):
+        if finished.fingerprint:
+            rank = int(finished.process.rpartition("/")[2] or 0)
+            known = seen[finished.step, rank].setdefault(finished.group, finished.fingerprint)
+            if known != finished.fingerprint:
+                differing = f"{finished.group}: its state changed after its last commit"
+    compared = sum(len(by_group) for by_group in seen.values())
+    for (steps, rank), by_group in sorted(seen.items()):
+        if len(set(by_group.values())) > 1:
+            return Finding(
+                False, f"after {steps} steps, rank {rank}: fingerprints differ: {by_group}", compared
+            )
+    if differing:
+        return Finding(False, differing, compared)
+    told = {group for (steps, _), by_group in seen.items() if steps > line.last_step for group in by_group}
+    without = sorted(live_groups(events) - told)
     if without:
-        return Finding(False, f"step {line.last_step}: no fingerprint from {', '.join(without)}", compared)
+        return Finding(False, f"at the end: no fingerprint from {', '.join(without)}", compared)
     return Finding(True, "", compared)
 
 

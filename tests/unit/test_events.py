@@ -456,6 +456,31 @@ def test_other_rules_fail() -> None:
     assert not summary.goodput([]).holds
 
 
+def test_the_last_fingerprint_may_come_with_finished() -> None:
+    bare = swap(swap(good_run(), "g0", STEPS - 1, fingerprint=None), "g2", STEPS - 1, fingerprint=None)
+    assert not summary.fingerprints_equal(bare).holds
+
+    def finished(group: str, digest: str) -> Event:
+        return schema.Finished(step=STEPS, fingerprint=digest, group=group, process=f"rank {group}/0")
+
+    assert summary.fingerprints_equal([*bare, finished("g0", "x"), finished("g2", "x")]).holds
+    assert not summary.fingerprints_equal([*bare, finished("g0", "x")]).holds
+    assert not summary.fingerprints_equal([*bare, finished("g0", "x"), finished("g2", "y")]).holds
+    manager = schema.Finished(step=STEPS, group="g0", process="manager g0")
+    assert not summary.fingerprints_equal([*bare, manager, finished("g2", "x")]).holds
+    assert not summary.fingerprints_equal([*good_run(), finished("g0", "other")]).holds
+
+
+def test_every_kind_is_documented() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "events.md").read_text()
+    for kind in schema.KINDS:
+        (row,) = [
+            line for line in text.splitlines() if line.startswith(f"| `{schema._tag(kind.__name__)}` |")
+        ]
+        own = set(kind.__struct_fields__) - set(Event.__struct_fields__)
+        assert all(f"`{name}`" in row for name in own), f"docs/events.md lacks fields of {kind.__name__}"
+
+
 def test_user_error_round_trip(tmp_path: Path) -> None:
     log = EventLog(tmp_path, "rank g0/1", group="g0")
     log.write(UserError(rank=1, step=3, type="TypeError", message="é\n", traceback="line\n\x00"))
