@@ -12,7 +12,7 @@ def describe_exit(exit_code: int | None) -> str:
         exit_code: negative for a signal, as in `subprocess`; None if nobody could tell.
     """
     if exit_code is None:
-        return "ended without a word"
+        return "ended abruptly (killed by a signal, or by os._exit)"
     if exit_code >= 0:
         return f"exited {exit_code}"
     try:

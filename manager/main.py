@@ -30,7 +30,7 @@ async def _serve(service: ManagerService, parent: int) -> int:
         loop.add_signal_handler(number, lambda: None)  # it ends with its ranks, and they decide what a signal means
     serving = asyncio.create_task(service.run())
     with contextlib.suppress(ProcessLookupError):
-        watch_exit(parent, lambda: loop.call_later(1.0, _end_unregistered, service, serving))
+        watch_exit(parent, lambda code: loop.call_later(1.0, _end_unregistered, service, serving))
         return await serving
     serving.cancel()
     return 1

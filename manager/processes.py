@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
+import struct
 from collections.abc import Callable
 
 import psutil
 
 _PR_SET_PDEATHSIG = 1
+# linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info of 64 bytes), whose last field is exit_code
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+_PIDFD_INFO_EXIT = 1 << 3
 
 
 def die_with_parent() -> None:
@@ -28,19 +34,29 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def exit_code_of_zombie(pid: int) -> int | None:
-    """What an ended process that its parent has not yet asked about ended with; negative for a signal.
+def exit_code(pid: int, descriptor: int) -> int | None:
+    """What a process that has ended, not necessarily our child, ended with; negative for a signal.
+
+    Args:
+        pid: its pid.
+        descriptor: its pidfd.
 
     Returns:
-        None if the parent was faster, or the kernel does not tell.
+        None if the kernel does not tell: before Linux 6.15 only until its parent has asked.
     """
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *(0,) * 13))
+    try:
+        fcntl.ioctl(descriptor, _PIDFD_GET_INFO, info)
+        mask, *_, status = _PIDFD_INFO.unpack(info)
+        if mask & _PIDFD_INFO_EXIT:
+            return os.waitstatus_to_exitcode(status)
+    except OSError:
+        pass  # an older kernel
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        status = int(fields[-1])  # field 52, exit_code, in the form of waitpid
+            return os.waitstatus_to_exitcode(int(file.read().rpartition(b")")[2].split()[-1]))
     except (OSError, ValueError, IndexError):
         return None
-    return os.waitstatus_to_exitcode(status)
 
 
 def kill_tree(pid: int) -> list[int]:
@@ -66,11 +82,12 @@ def kill_tree(pid: int) -> list[int]:
     return killed
 
 
-def watch_exit(pid: int, ended: Callable[[], None]) -> Callable[[], None]:
+def watch_exit(pid: int, ended: Callable[[int | None], None]) -> None:
     """Calls `ended` from the running event loop once a process (any, not only a child) has ended.
 
-    Returns:
-        A function that stops watching.
+    Args:
+        pid: the process.
+        ended: told its exit code, as `exit_code` gives it.
 
     Raises:
         ProcessLookupError: if there is no such process any more.
@@ -78,14 +95,10 @@ def watch_exit(pid: int, ended: Callable[[], None]) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
     descriptor = os.pidfd_open(pid)
 
-    def stop() -> None:
-        loop.remove_reader(descriptor)
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-
     def readable() -> None:
-        stop()
-        ended()
+        loop.remove_reader(descriptor)
+        code = exit_code(pid, descriptor)
+        os.close(descriptor)
+        ended(code)
 
     loop.add_reader(descriptor, readable)
-    return stop

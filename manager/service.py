@@ -8,7 +8,6 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -22,7 +21,7 @@ from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell,
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
 from lightkeeper.manager.machine import GroupMachine, RankView
-from lightkeeper.manager.processes import exit_code_of_zombie, is_stopped, kill_tree, watch_exit
+from lightkeeper.manager.processes import is_stopped, kill_tree, watch_exit
 from lightkeeper.manager.progress import read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
@@ -40,18 +39,10 @@ class ManagerService:
         settings: what the group was told.
         incarnation: name of this start of the group.
         socket_path: where the ranks' local socket is made.
-        exit_code_of: what a rank's process ended with, where this process can know (it started it); else None.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        incarnation: str,
-        socket_path: Path,
-        exit_code_of: Callable[[int], int | None] = lambda pid: None,
-    ) -> None:
+    def __init__(self, settings: Settings, incarnation: str, socket_path: Path) -> None:
         self.settings, self.incarnation, self.socket_path = settings, incarnation, socket_path
-        self.exit_code_of = exit_code_of
         self.events: EventLog | None = None
         self.ended: asyncio.Future[int]
         self.machine: GroupMachine
@@ -185,17 +176,11 @@ class ManagerService:
     def _watch(self, hello: local.Register) -> None:
         self.pids[hello.rank] = hello.pid
         with contextlib.suppress(ProcessLookupError):
-            watch_exit(hello.pid, lambda: self._rank_ended(hello.rank, hello.pid))
+            watch_exit(hello.pid, lambda code: self._rank_ended(hello.rank, code))
             return
-        self._rank_ended(hello.rank, hello.pid)
+        self._rank_ended(hello.rank, None)
 
-    def _rank_ended(self, rank: int, pid: int) -> None:
-        code = self.exit_code_of(pid)
-        if code is None:
-            code = exit_code_of_zombie(pid)
-        self._rank_exit(rank, code)
-
-    def _rank_exit(self, rank: int, code: int | None) -> None:
+    def _rank_ended(self, rank: int, code: int | None) -> None:
         self.act(self.machine.rank_ended(rank, code, self._view(rank), time.monotonic()))
 
     def helper_ended(self, name: str, code: int) -> None:
