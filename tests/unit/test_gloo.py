@@ -1,0 +1,251 @@
+"""Building, reducing over, aborting and losing an epoch's gloo group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, os.path.dirname(__file__))
+from torch_workers import eventually, in_threads, local_groups, reduce_on_command, start_member
+
+from lightkeeper.manager.groups import Alone, GroupFailed, LocalKeys, start_build
+from lightkeeper.manager.sockets import read_sockaddr, tcp_sockets
+from lightkeeper.manager.store import RendezvousStore
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_every_member_gets_the_same_bits(size, dtype):
+    with local_groups(size) as groups:
+        tensors = [torch.randn(10_007, dtype=torch.float64).to(dtype) for _ in groups]
+        total = sum(t.double() for t in tensors)
+        reductions = [group.all_reduce(tensor) for group, tensor in zip(groups, tensors, strict=True)]
+        for reduction in reductions:
+            reduction.wait(10.0)
+            assert reduction.done()
+        assert all(torch.equal(tensors[0], tensor) for tensor in tensors)
+        torch.testing.assert_close(tensors[0].double(), total, rtol=0.05, atol=0.1)
+
+
+def test_all_gather_is_in_slot_order():
+    with local_groups(3) as groups:
+        gathered = in_threads(*(lambda g=g: g.all_gather(torch.tensor([g.slot]), 10.0) for g in groups))
+        assert [[int(x) for x in row] for row in gathered] == [[0, 1, 2]] * 3
+
+
+def test_group_of_one_sums_nothing_and_can_be_aborted():
+    group = start_build("gloo", LocalKeys(), 0, 1, 1.0, "alone").wait()
+    assert isinstance(group, Alone)
+    tensor = torch.arange(3.0)
+    reduction = group.all_reduce(tensor)
+    assert reduction.done()
+    reduction.wait(0.0)
+    assert tensor.tolist() == [0.0, 1.0, 2.0]
+    group.abort("enough")
+    with pytest.raises(GroupFailed, match="enough"):
+        group.all_reduce(tensor)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="slot 2 is outside a group of 2"):
+        start_build("gloo", LocalKeys(), 2, 2, 1.0, "x")
+    with pytest.raises(ValueError, match="'mpi'"):
+        start_build("mpi", LocalKeys(), 0, 2, 1.0, "x")
+
+
+def test_abort_ends_a_pending_reduce_and_every_later_one():
+    with local_groups(2) as groups:
+        reduction = groups[0].all_reduce(torch.zeros(1000))
+        assert not reduction.done()
+        started = time.monotonic()
+        groups[0].abort("peer is frozen")
+        with pytest.raises(GroupFailed, match="peer is frozen") as failed:
+            reduction.wait(10.0)
+        assert time.monotonic() - started < 1.0
+        assert (failed.value.local, failed.value.suspects, failed.value.aborted) == (False, (), "peer is frozen")
+        assert reduction.done()
+        with pytest.raises(GroupFailed, match="peer is frozen"):
+            groups[0].all_reduce(torch.zeros(1))
+        groups[0].abort("again")  # idempotent
+
+
+def test_wait_is_bounded_and_may_be_repeated():
+    with local_groups(2) as groups:
+        reduction = groups[0].all_reduce(torch.ones(10))
+        with pytest.raises(GroupFailed, match=r"unfinished after 0\.0 s") as failed:
+            reduction.wait(0.01)
+        assert not failed.value.local and failed.value.aborted is None
+        groups[1].all_reduce(torch.ones(10)).wait(10.0)
+        reduction.wait(10.0)
+
+
+def test_a_misuse_is_a_local_error():
+    with local_groups(2) as groups:
+        with pytest.raises(GroupFailed) as failed:
+            groups[0].all_reduce(torch.zeros(4, 6).t()).wait(10.0)
+        assert failed.value.local and failed.value.__cause__ is not None
+
+
+@pytest.fixture
+def members(tmp_path: Path):
+    started = [start_member(reduce_on_command, tmp_path, slot, 3, 500_000) for slot in range(3)]
+    for _, pipe in started:
+        assert pipe.poll(30.0) and pipe.recv()[0] == "built"
+    yield started
+    for process, pipe in started:
+        pipe.close()
+        process.kill()
+        process.join()
+
+
+def answer(pipe):
+    assert pipe.poll(20.0), "no answer from a member"
+    return pipe.recv()
+
+
+def test_a_killed_member_breaks_the_reduce_by_itself_and_is_named(members):
+    for _, pipe in members[:2]:
+        pipe.send("go")
+        assert answer(pipe)[0] == "waiting"
+    members[2][0].kill()
+    for _, pipe in members[:2]:
+        kind, (text, local, suspects, aborted, _seconds) = answer(pipe)
+        assert kind == "failed", text
+        assert not local and aborted is None
+        assert suspects == (2,), text
+
+
+def test_a_frozen_member_keeps_the_reduce_waiting_until_abort(members):
+    os.kill(members[2][0].pid, signal.SIGSTOP)
+    for _, pipe in members[:2]:
+        pipe.send("go and abort")
+        assert answer(pipe)[0] == "waiting"
+    assert not any(pipe.poll(0.2) for _, pipe in members[:2])
+    for _, pipe in members[:2]:
+        pipe.send("abort")
+    for _, pipe in members[:2]:
+        kind, (text, local, _suspects, aborted, seconds) = answer(pipe)
+        assert (kind, local, aborted) == ("failed", False, "test says so"), text
+        assert seconds < 1.0  # measured: some milliseconds
+    assert all(process.is_alive() for process, _ in members)
+
+
+def test_200_groups_leave_no_descriptor_and_no_thread_behind():
+    with local_groups(2):
+        pass
+    assert eventually(lambda: not teardowns())
+    before = open_descriptors()
+    for i in range(200):
+        with local_groups(2) as groups:
+            if i % 2:
+                reduction = groups[0].all_reduce(torch.zeros(10))
+                groups[0].abort("no more")
+                with pytest.raises(GroupFailed):
+                    reduction.wait(10.0)
+    assert eventually(lambda: open_descriptors() <= before and not teardowns())
+
+
+def teardowns():
+    return [t for t in threading.enumerate() if t.name.startswith(("close", "build", "give up"))]
+
+
+def test_abort_touches_no_other_socket_even_under_a_reused_descriptor():
+    with local_groups(2) as groups:
+        held = list(groups[0]._sockets)
+        mine, theirs = socket.socketpair()
+        copies = {fd.fd: os.dup(fd.fd) for fd in held}
+        for fd in copies:  # gloo's descriptor now is somebody else's socket
+            os.dup2(mine.fileno(), fd)
+        groups[0].abort("test")
+        theirs.sendall(b"alive")
+        assert mine.recv(5) == b"alive"
+        for fd, copy in copies.items():
+            os.dup2(copy, fd)
+            os.close(copy)
+        mine.close()
+        theirs.close()
+
+
+def test_a_build_that_waits_for_a_key_can_be_aborted():
+    build = start_build("gloo", LocalKeys(), 0, 2, 60.0, "epoch 9")
+    assert not build.done()
+    build.abort("newer epoch")
+    with pytest.raises(GroupFailed, match="newer epoch") as failed:
+        build.wait()
+    assert failed.value.aborted == "newer epoch"
+    assert eventually(lambda: not teardowns())
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_build_that_waits_for_a_connection_can_be_aborted(slot):
+    before = open_descriptors()
+    keys = LocalKeys()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a member that published its address and froze
+        build = start_build("gloo", keys.handle(), slot, 2, 60.0, "epoch 9")
+        value = bytearray(keys.get(f"0/{slot}", 10.0))
+        at = 8 + int.from_bytes(value[:8], "little") + 8
+        assert read_sockaddr(bytes(value[at:])) is not None
+        value[at + 2 : at + 4] = silent.getsockname()[1].to_bytes(2, "big")
+        keys.set(f"0/{1 - slot}", bytes(value))
+        assert not build.done()
+        build.abort("newer epoch")
+        with pytest.raises(GroupFailed, match="newer epoch"):
+            build.wait()
+        assert eventually(lambda: not teardowns()), "the constructor still waits"
+    assert eventually(lambda: open_descriptors() <= before)
+
+
+def test_a_build_nobody_joins_ends_by_its_time_out():
+    build = start_build("gloo", LocalKeys(), 0, 2, 0.1, "epoch 9")
+    with pytest.raises(GroupFailed, match="epoch 9 failed") as failed:
+        build.wait()
+    assert not failed.value.local
+
+
+def test_the_process_ends_quietly_with_groups_in_every_state():
+    script = """
+import torch, time
+from lightkeeper.manager.groups import LocalKeys, start_build
+keys = LocalKeys()
+groups = [b.wait() for b in [start_build("gloo", keys.handle(), i, 2, 60.0, "a") for i in range(2)]]
+pending = groups[0].all_reduce(torch.zeros(9))
+stuck = start_build("gloo", LocalKeys(), 0, 2, 60.0, "b")
+groups[1].abort("over")
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_own_sockets_are_found_with_both_ends():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        found = {s.fd: s for s in tcp_sockets()}
+        assert found[server.fileno()].listening and found[server.fileno()].peer is None
+        assert found[client.fileno()].peer == server.getsockname()
+        assert found[client.fileno()].established()
+        assert found[client.fileno()].shut_down()
+
+
+def test_store_keeps_values_and_has_no_counters():
+    keys = LocalKeys()
+    store = RendezvousStore(keys, 0.05)
+    store.set("a", b"1")
+    assert store.get("a") == b"1" and store.check(["a"]) and not store.check(["a", "b"])
+    store.wait(["a"])
+    with pytest.raises(TimeoutError):
+        store.get("b")
+    with pytest.raises(NotImplementedError):
+        store.add("n", 1)
