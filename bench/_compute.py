@@ -1,0 +1,32 @@
+"""The work that the benches' trainers do: matrix products, or time that passes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from torch import nn
+
+WIDTH = 1024
+
+
+def stack(gradient_mb: float, seed: int = 0) -> nn.Sequential:
+    """Linear layers of 1024 x 1024 (4.2 MB of float32 gradients each), as many as fit `gradient_mb`."""
+    torch.manual_seed(seed)
+    layers = max(1, round(gradient_mb * 1e6 / (4 * WIDTH * (WIDTH + 1))))
+    return nn.Sequential(*[module for _ in range(layers) for module in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
+
+
+def batch_for(model: nn.Module, step_s: float, microbatches: int) -> int:
+    """Rows per microbatch with which forward and backward of a step take about `step_s` seconds here."""
+    rows = 64
+    inputs = torch.randn(rows, WIDTH)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        model(inputs).square().mean().backward()
+        times.append(time.perf_counter() - start)
+    model.zero_grad()
+    per_row_s = statistics.median(times[1:]) / rows
+    return max(8, round(step_s / per_row_s / microbatches))

@@ -1,0 +1,95 @@
+"""Trainers for the benches: processes of a fork server that has torch imported, so that one starts in 0.02 s."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from lightkeeper.demo.job import LocalJob
+
+PRELOAD = ["torch", "torchft", "lightkeeper.manager.trainer", "lightkeeper.manager.gloo", "lightkeeper.bench._compute"]
+
+
+class Trainers:
+    """Starts functions as trainers and gathers what they return.
+
+    Args:
+        folder: their output goes to ``<folder>/output``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+        self._output = folder / "output"
+        self._output.mkdir(parents=True, exist_ok=True)
+        self.results: Any = self._context.Queue()
+        self.processes: dict[str, BaseProcess] = {}
+
+    def start(self, name: str, environment: Mapping[str, str], function: Callable[..., Any], *arguments: Any) -> None:
+        """Starts ``function(*arguments)`` in a process of its own; what it returns is put under `name`."""
+        output = self._output / f"{name}.txt"
+        process = self._context.Process(
+            target=_run, args=(name, dict(environment), output, self.results, function, arguments), name=name
+        )
+        process.start()
+        self.processes[name] = process
+
+    def result_of(self, count: int, timeout_s: float) -> dict[str, Any]:
+        """What the next `count` trainers returned, by name."""
+        found = {}
+        for _ in range(count):
+            name, value = self.results.get(timeout=timeout_s)
+            found[name] = value
+        return found
+
+    def end(self) -> None:
+        """Kills what is left."""
+        for process in self.processes.values():
+            process.join(timeout=2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+@contextmanager
+def local_job(folder: Path, groups: int) -> Iterator[tuple[Trainers, Callable[[str], dict[str, str]]]]:
+    """A lighthouse and a place for trainers; gives the environment of a group by its name."""
+    names = tuple(f"g{i}" for i in range(groups))
+    with LocalJob(folder, names) as job:
+        address = job.start_lighthouse()
+        trainers = Trainers(folder)
+
+        def environment(group: str) -> dict[str, str]:
+            return {
+                "LIGHTKEEPER_GROUP": group,
+                "LIGHTKEEPER_GROUPS": str(groups),
+                "LIGHTKEEPER_LIGHTHOUSE": address,
+                "LIGHTKEEPER_TOKEN": job.token,
+                "LIGHTKEEPER_RUN_FOLDER": str(folder),
+            }
+
+        try:
+            yield trainers, environment
+        finally:
+            trainers.end()
+
+
+def say(line: str) -> None:
+    """What a bench is doing, for whoever waits for it."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _run(
+    name: str, environment: Mapping[str, str], output: Path, results: Any, function: Callable[..., Any], arguments: Any
+) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(environment)
+    results.put((name, function(*arguments)))
