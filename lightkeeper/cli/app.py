@@ -91,4 +91,8 @@ def tell(message: str) -> None:
 
 def main() -> None:
     """Entry point of the command `lightkeeper`."""
+    # grpc's own fork handlers crash about every fourth child that is forked while a call is running
+    # (measured: 132 of 400 by SIGSEGV, 4 by SIGABRT; none without the handlers). Our children never use their
+    # parent's grpc.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.exit(run())

@@ -144,6 +144,11 @@ class LocalJob:
             group for group in self.groups if group in self.children and self.children[group].poll() is None
         ]
 
+    def failed(self, but: str = "") -> str:
+        """The first group that has ended with anything but 0, `but` not counted; empty if there is none."""
+        codes = {group: self.children[group].poll() for group in self.groups if group in self.children}
+        return next((group for group, code in codes.items() if group != but and code not in (0, None)), "")
+
     def exit_codes(self) -> dict[str, int | None]:
         """Exit code of everything started; None: still running. Negative: by this signal."""
         return {name: child.poll() for name, child in self.children.items()}

@@ -19,9 +19,10 @@ from lightkeeper.demo.report import Outcome, Report, build, plain_lines, table
 from lightkeeper.demo.view import View
 from lightkeeper.errors import RunFolderError, ToldError
 from lightkeeper.events import EventLog, follow, read_run
-from lightkeeper.events.schema import RunStarted
+from lightkeeper.events.schema import FaultInjected, RunStarted, Waiting
 
-SILENCE_S_MAX = 60.0  # nothing at all written for this long: the run is given up
+SILENCE_S_MAX = 60.0  # nothing goes on for this long: the run is given up
+FAILED_S_MAX = 5.0  # how long the others may go on after a group failed that was not broken
 GONE_S_MAX = 3.0  # how long a group's descendants may take to be gone
 FAULT_VARIABLE = "LIGHTKEEPER_FAULT"
 JOB = "demo"
@@ -99,13 +100,12 @@ def train(options: DemoOptions, folder: Path, victim: str, what: str, stream: Te
             for name in names:
                 job.start_group(name, train_command(options), fault_environment(options, name, victim))
             with View(title, options.steps, stream) as view:
-                trouble = watch(folder, job, view)
+                trouble = watch(job, view, victim)
         except ToldError as error:
             trouble = str(error)
         leftovers = wait_until_gone(job)
         job.stop_lighthouse()
         codes = job.exit_codes()
-        trouble = trouble or _early_end(job, codes, victim)
     log.close()
     return Outcome(read_run(folder).events, codes, leftovers, folder, victim, trouble)
 
@@ -126,23 +126,37 @@ def fault_environment(options: DemoOptions, group: str, victim: str) -> dict[str
     return {FAULT_VARIABLE: f"{options.fault}:{group}:reduce:{options.steps // 2}"}
 
 
-def watch(folder: Path, job: LocalJob, view: View, now: Callable[[], float] = time.monotonic) -> str:
+def watch(job: LocalJob, view: View, victim: str, now: Callable[[], float] = time.monotonic) -> str:
     """Follow the event log until every group has ended.
 
     Returns:
-        Empty, or why the run was given up.
+        Empty, or why the run was given up: a group that was not broken failed, or nothing goes on.
     """
-    heard = now()
-    for event in follow(folder, stop=lambda: not job.running()):
-        if event is not None:
-            heard = now()
-            view.update(event)
-        else:
+    heard, failed_at, struck = now(), None, False
+    for event in follow(job.folder, stop=lambda: not job.running()):
+        if event is None:
             view.draw()
+        else:
+            view.update(event)
+            struck = struck or isinstance(event, FaultInjected)
+            if not isinstance(event, Waiting):  # to say that one waits is not to go on
+                heard = now()
+        failed = job.failed(but="" if not struck else victim)
+        if failed:
+            failed_at = now() if failed_at is None else failed_at
+            if now() - failed_at > FAILED_S_MAX:
+                return describe_failure(job, failed)
         if now() - heard > SILENCE_S_MAX:
             waiting = view.state.waiting or "nobody said for whom it waits"
-            return f"nothing happened for {SILENCE_S_MAX:g} s at step {view.state.step + 1}: {waiting}"
-    return ""
+            return f"nothing went on for {SILENCE_S_MAX:g} s at step {view.state.step + 1}: {waiting}"
+    failed = job.failed(but=victim)
+    return describe_failure(job, failed) if failed else ""
+
+
+def describe_failure(job: LocalJob, group: str) -> str:
+    """One line about a group that ended badly."""
+    code = job.exit_codes()[group]
+    return f"{group} ended with {code}: {job.last_line(group)} (all of it: {job.folder}/output/{group}.txt)"
 
 
 def wait_until_gone(job: LocalJob) -> list[str]:
@@ -153,15 +167,6 @@ def wait_until_gone(job: LocalJob) -> list[str]:
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
-
-
-def _early_end(job: LocalJob, codes: dict[str, int | None], victim: str) -> str:
-    for name, code in codes.items():
-        if name != victim and code not in (0, None):
-            return (
-                f"{name} ended with {code}: {job.last_line(name)} (all of it: {job.folder}/output/{name}.txt)"
-            )
-    return ""
 
 
 def _print(report: Report, as_json: bool) -> None:

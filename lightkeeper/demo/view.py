@@ -22,6 +22,7 @@ from lightkeeper.events.schema import Committed, Event
 RATE_STEPS = 10
 NOTES_KEPT = 6
 PLAIN_EVERY_S = 2.0
+WAITING_EVERY_S = 10.0
 
 
 @dataclass
@@ -54,6 +55,7 @@ class RunState:
     waiting: str = ""
     groups: dict[str, GroupState] = field(default_factory=dict)
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
+    _told_waiting: tuple[str, float] = ("", 0.0)
     _recent: deque[Committed] = field(default_factory=lambda: deque(maxlen=RATE_STEPS + 1))
 
     def update(self, event: Event) -> str | None:
@@ -76,10 +78,7 @@ class RunState:
                 self._committed(event)
                 return None
             case schema.Waiting():
-                self.waiting = f"{event.whom} since {event.since_s:.1f} s" + (
-                    f" ({event.why})" if event.why else ""
-                )
-                return f"waiting for {self.waiting}"
+                return self._waits(event)
             case schema.Activated():
                 if self.epoch is not None and event.epoch <= self.epoch:
                     return None
@@ -98,6 +97,15 @@ class RunState:
             case _:
                 return self._about_a_group(event)
 
+    def _waits(self, event: schema.Waiting) -> str | None:
+        """Told when it is somebody else, and then now and then."""
+        self.waiting = f"{event.whom} since {event.since_s:.1f} s" + (f" ({event.why})" if event.why else "")
+        whom, since_s = self._told_waiting
+        if whom == event.whom and 0 <= event.since_s - since_s < WAITING_EVERY_S:
+            return None
+        self._told_waiting = (event.whom, event.since_s)
+        return f"waiting for {self.waiting}"
+
     def _about_a_group(self, event: Event) -> str | None:
         match event:
             case schema.ProcessStarted():
@@ -114,7 +122,8 @@ class RunState:
                 self._set(event, f"lost ({event.cause})")
                 return f"{event.group} is lost: {event.cause}, seen by {event.detected_by}"
             case schema.Fenced():
-                self._set(event, "fenced")
+                if not self._group(event.group).gone:  # why it was lost says more
+                    self._set(event, "fenced")
                 return f"{event.group} is fenced: {event.reason}"
             case schema.Finished():
                 self._set(event, "finished")

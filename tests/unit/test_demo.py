@@ -21,7 +21,7 @@ from lightkeeper.demo.options import DemoOptions
 from lightkeeper.demo.report import Line, Outcome, Report, build, plain_lines, table
 from lightkeeper.demo.view import RunState, View, render
 from lightkeeper.errors import RunFolderError, ToldError
-from lightkeeper.events import schema
+from lightkeeper.events import EventLog, schema
 from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, GroupLost, Recovered
 
 STEPS, FAULT_STEP = 8, 4
@@ -356,7 +356,40 @@ def test_a_lighthouse_that_does_not_come_up_is_told(tmp_path: Path, monkeypatch:
 
 @pytest.mark.usefixtures("fake_commands")
 def test_silence_gives_the_run_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "SILENCE_S_MAX", 0.2)
-    monkeypatch.setattr(runner, "GONE_S_MAX", 0.1)
-    out = runner.train(OPTIONS, tmp_path / "run", "g1", "with fault", io.StringIO())
-    assert "nothing happened for 0.2 s" in out.trouble
+    monkeypatch.setattr(runner, "SILENCE_S_MAX", 0.5)
+    options = DemoOptions(groups=2, steps=STEPS, microbatches=6)
+    out = runner.train(options, tmp_path / "run", "", "without fault", io.StringIO())
+    assert "nothing went on for 0.5 s at step 0: nobody said for whom it waits" in out.trouble
+
+
+@pytest.mark.usefixtures("fake_commands")
+@pytest.mark.parametrize("victim", ["g1", "g2"])
+def test_a_group_that_fails_by_itself_gives_the_run_up(
+    victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the one that is to be broken, as long as it has not been."""
+    monkeypatch.setattr(runner, "FAILED_S_MAX", 0.1)
+    out = runner.train(OPTIONS, tmp_path / "run", victim, "with fault", io.StringIO())
+    assert out.trouble.startswith("g2 ended with 3: g2 ['launch', '--group', 'g2'")
+    assert out.exit_codes["g2"] == 3
+
+
+def test_waiting_is_told_now_and_then_and_does_not_count_as_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = RunState()
+    told = [state.update(schema.Waiting(whom="g2", since_s=float(second))) for second in range(25)]
+    assert [line for line in told if line] == [f"waiting for g2 since {second}.0 s" for second in (0, 10, 20)]
+    assert state.update(schema.Waiting(whom="g1", since_s=1.0)) == "waiting for g1 since 1.0 s"
+
+    monkeypatch.setattr(runner, "SILENCE_S_MAX", 0.3)
+    log = EventLog(tmp_path, "lighthouse")
+
+    class Waits(LocalJob):
+        def running(self) -> list[str]:
+            log.write(schema.Waiting(whom="g2", since_s=1.0))
+            return ["g0"]
+
+    with View("", STEPS, io.StringIO()) as view:
+        trouble = runner.watch(Waits(tmp_path, ("g0",)), view, "")
+    assert trouble == "nothing went on for 0.3 s at step 0: g2 since 1.0 s"
