@@ -1,4 +1,4 @@
-"""Checks that several commands share, and what `launch` and `status` hand on. Imports nothing heavy."""
+"""Checks that several commands share, and what `launch` hands on. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -30,23 +30,6 @@ class LaunchOptions:
 
     settings: Settings
     command: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StatusOptions:
-    """`lightkeeper status`.
-
-    Attributes:
-        lighthouse: `host:port`.
-        job: only this job; empty: all.
-        token: the job token.
-        as_json: print one JSON object.
-    """
-
-    lighthouse: str
-    job: str
-    token: str
-    as_json: bool
 
 
 def check_address(text: str, option: str) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
 from lightkeeper.cli import group as shared
-from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, StatusOptions, check_address, require_token
+from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_address, require_token
+from lightkeeper.errors import ToldError, UsageError
+
+ANSWER_S_MAX = 5.0
 
 
 def command(
@@ -15,13 +19,71 @@ def command(
         str,
         typer.Option(envvar="LIGHTKEEPER_LIGHTHOUSE", metavar="HOST:PORT", help="Address of the lighthouse."),
     ] = DEFAULT_LIGHTHOUSE,
-    job: Annotated[str, typer.Option(help="Only this job.")] = "",
+    job: Annotated[str, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.")] = "job",
     token_file: shared.TokenFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Show the jobs, epochs and groups that a lighthouse knows."""
+    """Show what a lighthouse knows of a job: its epoch, its groups, and what is waited for."""
     check_address(lighthouse, "--lighthouse")
-    options = StatusOptions(lighthouse=lighthouse, job=job, token=require_token(token_file), as_json=json)
-    from lightkeeper.lighthouse.main import status
+    reply = ask(lighthouse, job, require_token(token_file))
+    if json:
+        from google.protobuf.json_format import MessageToJson
 
-    return status(options)
+        text = MessageToJson(reply, preserving_proto_field_name=True, indent=None)
+        sys.stdout.write(text + "\n")
+    else:
+        show(reply)
+    return 0
+
+
+def ask(lighthouse: str, job: str, token: str) -> Any:
+    """A `StatusReply` of the job.
+
+    Args:
+        lighthouse: `host:port`.
+        job: the job's id.
+        token: the job token.
+
+    Raises:
+        UsageError: the token is refused, or there is no such job.
+        ToldError: nobody answers.
+    """
+    import grpc
+
+    from lightkeeper.protos import lighthouse_pb2, lighthouse_pb2_grpc
+    from lightkeeper.wire import CHANNEL_OPTIONS, metadata
+
+    with grpc.insecure_channel(lighthouse, options=CHANNEL_OPTIONS) as channel:
+        stub = lighthouse_pb2_grpc.LighthouseStub(channel)
+        try:
+            return stub.Status(
+                lighthouse_pb2.StatusRequest(), timeout=ANSWER_S_MAX, metadata=metadata(token, job)
+            )
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.NOT_FOUND):
+        raise UsageError(f"the lighthouse at {lighthouse} says: {details}")
+    raise ToldError(f"no lighthouse answers at {lighthouse}: {details}")
+
+
+def show(reply: Any) -> None:
+    """Print the reply for a person."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    head = f"job {reply.job}, term {reply.term.number} of lighthouse {reply.term.lighthouse}"
+    if reply.HasField("membership"):
+        head += f", epoch {reply.membership.epoch.number}"
+    console.print(Text(head))
+    for what, text in (("waiting for", reply.waiting), ("stopped:", reply.stopped)):
+        if text:
+            console.print(Text(f"{what} {text}"))
+    table = Table()
+    for column in ("group", "state", "phase", "step", "silent for"):
+        table.add_column(column)
+    for group in reply.groups:
+        silent = f"{group.silent_ms / 1000:.1f} s"
+        table.add_row(*map(Text, (group.group, group.state, group.phase, str(group.step), silent)))
+    console.print(table)

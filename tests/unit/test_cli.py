@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from lightkeeper.cli.app import run
-from lightkeeper.cli.options import LaunchOptions, StatusOptions, check_address, require_token
+from lightkeeper.cli.options import LaunchOptions, check_address, require_token
 from lightkeeper.errors import RunFolderError, UsageError
 from lightkeeper.events import EventLog
 from lightkeeper.events.schema import Committed, GroupLost
 from lightkeeper.manager.settings import Settings
+from lightkeeper.protos import lighthouse_pb2, lighthouse_pb2_grpc
+from lightkeeper.wire import JOB_KEY, authorised
 
 COMMANDS = ["lighthouse", "launch", "manager", "demo", "bench", "events", "status"]
 
@@ -39,7 +46,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     for name in ("lighthouse.main", "manager.launch", "manager.main", "demo.runner"):
         module = types.ModuleType(f"lightkeeper.{name}")
-        module.run = module.status = keep  # type: ignore[attr-defined]
+        module.run = keep  # type: ignore[attr-defined]
         module.Options = types.SimpleNamespace  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, f"lightkeeper.{name}", module)
     return options
@@ -138,10 +145,9 @@ def test_every_setting_is_an_option_of_launch() -> None:
     assert set(manager.command.__annotations__) - {"return", "token_file"} == named
 
 
-def test_manager_and_status_options_arrive(handed: list[object]) -> None:
+def test_manager_options_arrive(handed: list[object]) -> None:
     assert run(["manager", "--group", "g0"]) == 7
-    assert run(["status", "--lighthouse", "h:3", "--job", "j", "--json"]) == 7
-    assert handed == [Settings(group="g0", token="secret"), StatusOptions("h:3", "j", "secret", True)]
+    assert handed == [Settings(group="g0", token="secret")]
 
 
 def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
@@ -171,6 +177,7 @@ def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
         ("launch --group g0 --lighthouse h -- t.py", "lighthouse: 'h' is not an address"),
         ("launch --group g0 --minimum 4 --groups 3 -- t.py", "minimum 4 of 3 groups"),
         ("launch --group g0 --outage-budget-s 0 -- t.py", "outage_budget_s 0.0: give 1 to 86400 seconds"),
+        ("status --lighthouse nowhere", "--lighthouse: 'nowhere' is not an address"),
         ("demo --groups 0", "--groups must be within 1..16, got 0"),
         ("demo --groups 1", "--groups 1 has no peer"),
         ("demo --groups 3 --microbatches 2", "--microbatches must be at least --groups (3), got 2"),
@@ -222,6 +229,62 @@ def test_told_errors_and_interrupts_have_their_codes(
     monkeypatch.setattr(sys.modules["lightkeeper.lighthouse.main"], "run", interrupt)
     assert run(["lighthouse"]) == 130
     assert capsys.readouterr().err == ""
+
+
+# --- status
+
+
+class FakeLighthouse(lighthouse_pb2_grpc.LighthouseServicer):
+    """Knows one job, `j`, and the token `secret`."""
+
+    def Status(self, request: Any, context: grpc.ServicerContext) -> Any:
+        carried = dict(context.invocation_metadata())
+        if not authorised(carried.items(), "secret"):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
+        if carried[JOB_KEY] != "j":
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no job {carried[JOB_KEY]!r} here; jobs: j")
+        reply = lighthouse_pb2.StatusReply(job="j", waiting="g2 (to join) for 3.0 s")
+        reply.term.number = 4
+        reply.membership.epoch.number = 9
+        reply.groups.add(group="g0", state="member", phase="reduce", step=12, silent_ms=150)
+        return reply
+
+
+@pytest.fixture
+def lighthouse() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    port = server.add_insecure_port("127.0.0.1:0")
+    lighthouse_pb2_grpc.add_LighthouseServicer_to_server(FakeLighthouse(), server)  # type: ignore[no-untyped-call]
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+def test_status_shows_the_job(lighthouse: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--lighthouse", lighthouse, "--job", "j"]) == 0
+    said = capsys.readouterr().out
+    assert "job j, term 4" in said
+    assert "epoch 9" in said
+    assert "waiting for g2 (to join) for 3.0 s" in said
+    for text in ("g0", "member", "reduce", "12", "0.1 s"):
+        assert text in said
+    assert run(["status", "--lighthouse", lighthouse, "--job", "j", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"][0]["phase"] == "reduce"
+
+
+def test_status_tells_what_is_wrong(
+    lighthouse: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["status", "--lighthouse", lighthouse]) == 2
+    assert "no job 'job' here; jobs: j" in one_line(capsys)
+    monkeypatch.setenv("LIGHTKEEPER_TOKEN", "other")
+    assert run(["status", "--lighthouse", lighthouse, "--job", "j"]) == 2
+    assert "wrong or missing token" in one_line(capsys)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        assert run(["status", "--lighthouse", address]) == 1
+    assert one_line(capsys).startswith(f"no lighthouse answers at {address}")
 
 
 # --- events

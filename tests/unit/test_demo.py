@@ -312,6 +312,8 @@ def fake_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
     monkeypatch.setenv("LIGHTKEEPER_STRAY", "1")
     monkeypatch.chdir(tmp_path / "fake")
+    monkeypatch.setattr(job_module, "ASKED_S_MAX", 0.5)
+    monkeypatch.setattr(runner, "GONE_S_MAX", 0.1)
 
 
 def wait_for(condition: object, seconds: float = 20.0) -> None:
