@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lightkeeper.demo.options import DemoOptions
 from lightkeeper.events import summary
-from lightkeeper.events.schema import Event, FaultInjected
+from lightkeeper.events.schema import Event, FaultInjected, Recovered
 
 LOSS_TOLERANCE = 0.01  # nats; the order of summation differs once the members do
 FAULT_WORDS = {"kill": "SIGKILL", "freeze": "SIGSTOP"}
@@ -129,23 +129,26 @@ def _fault_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None
     report.add("detected after", text, found.holds, detected_after_s=found.value)
     blamed = summary.blamed(events)
     report.add("blamed", blamed.why or f"{outcome.victim} and nobody else", blamed.holds and found.holds)
-    stalls = summary.stalls(events, fault)
-    survivors = options.groups - 1
-    worst = max((stall.stood_s for stall in stalls), default=None)
-    if worst is None:
-        report.add("survivors stood for", "unknown", False, survivors_stood_s=None)
-    else:
-        normal = max(stall.normal_s for stall in stalls)
-        text = f"{worst:.3f} s beyond a step of {normal:.3f} s and the work inherited"
-        report.add(
-            "survivors stood for",
-            text,
-            len(stalls) == survivors,
-            survivors_stood_s=worst,
-            normal_step_s=normal,
-        )
+    _stood_line(report, options, summary.stalls(events, fault), events)
     recovery = summary.recovery_ran(events)
     report.add("recovery ran", recovery.why or "yes", recovery.holds)
+
+
+def _stood_line(
+    report: Report, options: DemoOptions, stalls: Sequence[summary.Stall], events: Sequence[Event]
+) -> None:
+    name, gaps = "survivors stood for", [event.stall_s for event in summary.pick(events, Recovered)]
+    if not stalls:
+        report.add(name, "unknown", False, survivors_stood_s=None)
+        return
+    worst = max(stall.stood_s for stall in stalls)
+    normal = max(stall.normal_s for stall in stalls)
+    text = f"{worst:.3f} s beyond a step of {normal:.3f} s and the work inherited"
+    if gaps:
+        text += f"; {max(gaps):.3f} s from the failure to the repeated reduce"
+    everyone = len(stalls) == options.groups - 1
+    gap = max(gaps, default=None)
+    report.add(name, text, everyone, survivors_stood_s=worst, normal_step_s=normal, failure_to_reduce_s=gap)
 
 
 def _state_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None:

@@ -176,7 +176,7 @@ class RunState:
 
 def render(state: RunState, title: str) -> RenderableType:
     """The state as a table, with the latest notes below."""
-    table = Table(title=title, title_justify="left", expand=False)
+    table = Table(expand=False)
     for column, justify in (
         ("group", "left"),
         ("state", "left"),
@@ -189,7 +189,7 @@ def render(state: RunState, title: str) -> RenderableType:
         step = "-" if group.step < 0 else str(group.step + 1)
         table.add_row(name, Text(group.state, style=style), step, str(group.microbatches))
     head = Text("  ".join(state.figures()), style="bold")
-    return Group(head, table, *(Text("  " + note, style="dim") for note in state.notes))
+    return Group(Text(title), head, table, *(Text("  " + note, style="dim") for note in state.notes))
 
 
 class View:
