@@ -1,107 +1,238 @@
-"""A lighthouse machine and managers that answer by script, for transcripts a person can read."""
+"""A lighthouse machine and managers that answer by script, for transcripts a person can read.
+
+While it carries out actions it checks what must hold in every transcript: an epoch number is logged before it is
+spoken of, a membership before it is activated, and numbers only rise.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Send
+from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Rise, Send
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
 
-TERM = Term(1, "lh")
+BEAT_S = 0.25  # exact in binary, so that a lease of 2 s is eight beats
+SAME = {"w": "float32[2]"}
 
 
 class World:
-    """Drives one `JobMachine`; `sent` holds what each group was sent since it was last read."""
+    """Drives one `JobMachine`.
 
-    def __init__(self, groups: int = 3, minimum: int = 1, history: JobHistory | None = None, lease_s: float = 2.0):
+    A *speaker* is one manager, named by its group (``g0``), or ``g0/i2`` for a further incarnation of it.
+
+    Args:
+        groups: configured number of groups.
+        minimum: fewest groups with which the job goes on.
+        history: what the log knows; filled as the machine logs.
+        lease_s: how long a silence is borne.
+        term: the lighthouse's reign.
+    """
+
+    def __init__(
+        self,
+        groups: int = 3,
+        minimum: int = 1,
+        history: JobHistory | None = None,
+        lease_s: float = 2.0,
+        term: Term = Term(1, "lh"),
+    ) -> None:
         self.now = 100.0
+        self.size, self.minimum, self.lease_s, self.term = groups, minimum, lease_s, term
         self.history = history or JobHistory()
-        self.machine = JobMachine("job", TERM, self.history, Bounds(lease_s), self.now)
-        self.size, self.minimum = groups, minimum
+        self.machine = JobMachine("job", term, self.history, Bounds(lease_s, BEAT_S), self.now)
         self.connections: dict[str, int] = {}
+        self.speakers: dict[int, str] = {}
         self.sent: dict[str, list[m.ToManager]] = {}
         self.notes: list[Note] = []
         self.logged: list[Promised | Activated | Ended] = []
-        self.closed: set[int] = set()
+        self.risen: list[Term] = []
+        self.closed: list[str] = []
         self._next = 0
 
+    # ------------------------------------------------------------ the lighthouse
+
+    def restart(self, log: bool = True, lighthouse: str | None = None) -> None:
+        """The lighthouse dies and another starts: with the log (the same one), or with an empty disk (a new one)."""
+        number = self.term.number + 1 if log else 1
+        self.term = Term(number, lighthouse or (self.term.lighthouse if log else "other"))
+        kept = self.history if log else JobHistory()
+        self.history = JobHistory(kept.highest, kept.membership, list(kept.prepared))
+        self.machine = JobMachine("job", self.term, self.history, Bounds(self.lease_s, BEAT_S), self.now)
+        self.connections.clear()
+        self.sent.clear()
+        self.logged.clear()
+
     def _carry_out(self, actions: list[Action]) -> None:
-        by_connection = {connection: group for group, connection in self.connections.items()}
         for action in actions:
             if isinstance(action, Send):
-                self.sent.setdefault(by_connection[action.connection], []).append(action.message)
+                self._check_logged(action.message)
+                self.sent.setdefault(self.speakers[action.connection], []).append(action.message)
             elif isinstance(action, Note):
                 self.notes.append(action)
             elif isinstance(action, Close):
-                self.closed.add(action.connection)
-            elif isinstance(action, Promised | Activated | Ended):
+                self.closed.append(self.speakers[action.connection])
+            elif isinstance(action, Rise):
+                self.risen.append(action.term)
+            else:
+                self._check_rises(action)
                 self.history.apply(action)
                 self.logged.append(action)
 
-    def hello(self, group: str, incarnation: str = "i1", **more) -> None:
+    def _check_logged(self, message: m.ToManager) -> None:
+        if isinstance(message, m.Prepare):
+            assert message.epoch.number <= self.history.highest, f"{message.epoch} is spoken of but not logged"
+        if isinstance(message, m.Activate):
+            assert self.history.membership == message.membership, f"{message.membership.epoch} is not logged as in force"
+
+    def _check_rises(self, record: Promised | Activated | Ended) -> None:
+        if isinstance(record, Promised):
+            assert record.number > self.history.highest, f"epoch {record.number} does not rise above {self.history.highest}"
+        if isinstance(record, Activated) and self.history.membership is not None:
+            assert record.membership.epoch >= self.history.membership.epoch, "an older epoch comes into force"
+
+    # ------------------------------------------------------------ what managers say
+
+    def hello(self, speaker: str, **more: Any) -> None:
+        """A stream begins; `more` replaces fields of the `Hello`."""
+        group, _, incarnation = speaker.partition("/")
         self._next += 1
-        self.connections[group] = self._next
+        self.connections[speaker] = self._next
+        self.speakers[self._next] = speaker
         fields = {"groups": self.size, "minimum": self.minimum, **more}
-        self._receive(group, m.Hello("job", group, incarnation, f"{group}:1", **fields))
+        self.say(speaker, m.Hello("job", group, incarnation or "i1", f"{group}:1", **fields))
 
-    def join(self, group: str, **signature: str) -> None:
-        self._receive(group, m.Join((f"{group}:2",), signature or {"w": "float32[2]"}))
+    def join(self, speaker: str, signature: Mapping[str, str] = SAME) -> None:
+        self.say(speaker, m.Join((f"{speaker}:2",), signature))
 
-    def start(self, *names: str) -> Epoch:
-        """All groups say hello, join and promise; returns the first epoch."""
+    def arrive(self, *speakers: str, **more: Any) -> None:
+        """Hello and join."""
+        for speaker in speakers:
+            self.hello(speaker, **more)
+            self.join(speaker)
+
+    def start(self, *names: str, total: int = 24) -> Epoch:
+        """All groups arrive and promise; returns the first epoch."""
         names = names or tuple(f"g{i}" for i in range(self.size))
-        for name in names:
-            self.hello(name)
-            self.join(name)
-        self.promise_all(held=None)
+        self.arrive(*names)
+        self.promise_all(total=total)
+        self.sent.clear()
+        return self.newest.epoch
+
+    @property
+    def newest(self) -> Membership:
         assert self.machine.newest is not None
-        return self.machine.newest.epoch
+        return self.machine.newest
 
-    def promise(self, group: str, step: int = -1, held: tuple[int, ...] = (), total: int = 24, known: Membership | None = None, entry_epoch: Epoch | None = None, prepared: tuple[Membership, ...] = ()) -> None:
-        (prepare,) = [x for x in self.read(group) if isinstance(x, m.Prepare)][-1:]
-        newest = known or self.machine.newest
-        last = None if step < 0 else Entry(entry_epoch or newest.epoch, step)
-        self._receive(group, m.Promise(prepare.epoch, newest, prepared, last, held, total))
+    def promise(
+        self,
+        speaker: str,
+        step: int = -1,
+        held: tuple[int, ...] = (),
+        total: int = 24,
+        known: Membership | None = None,
+        entry: Epoch | None = None,
+        prepared: tuple[Membership, ...] = (),
+    ) -> None:
+        """Answers the newest recovery's `Prepare`; `step` is the last that the group committed, -1 for none."""
+        epoch = self.asked(speaker)
+        known = known or self.machine.newest
+        last = None
+        if step >= 0:
+            named = entry or (known.epoch if known else None)
+            assert named is not None
+            last = Entry(named, step)
+        self.say(speaker, m.Promise(epoch, known, prepared, last, held, total))
 
-    def promise_all(self, step: int = -1, held: dict[str, tuple[int, ...]] | None = None) -> None:
+    def promise_all(self, step: int = -1, held: Mapping[str, tuple[int, ...]] | None = None, total: int = 24) -> None:
         assert self.machine.recovery is not None
         for group in sorted(self.machine.recovery.asked):
-            self.promise(group, step, (held or {}).get(group, ()))
+            self.promise(group, step, (held or {}).get(group, ()), total)
 
-    def beat(self, group: str, step: int, phase: str = "compute", waiting_ms: int = 0, epoch: int | None = None, stopped_ms: int = 0) -> None:
-        number = epoch if epoch is not None else self.machine.newest.epoch.number
-        self._receive(group, m.Beat(number, step, phase, waiting_ms, stopped_ms))
+    def beat(
+        self,
+        speaker: str,
+        step: int,
+        phase: str = "compute",
+        waiting_ms: int = 0,
+        epoch: int | None = None,
+        stopped_ms: int = 0,
+    ) -> None:
+        number = epoch if epoch is not None else self.newest.epoch.number
+        self.say(speaker, m.Beat(number, step, phase, waiting_ms, stopped_ms))
 
-    def fail(self, group: str, step: int, error: str = "connection closed by peer", suspects: tuple[str, ...] = ()) -> None:
-        self._receive(group, m.Failed(self.machine.newest.epoch, step, error, suspects))
+    def fail(self, speaker: str, step: int = 0, error: str = "connection closed by peer", suspects: tuple[str, ...] = ()) -> None:
+        self.say(speaker, m.Failed(self.newest.epoch, step, error, suspects))
 
-    def die(self, group: str, cause: str = "rank 0 was killed by SIGKILL", step: int = 0, error: m.UserError | None = None) -> None:
-        self._receive(group, m.Died(cause, 0, "reduce", step, error))
+    def die(
+        self, speaker: str, cause: str = "rank 0 was killed by SIGKILL", step: int = 0, error: m.UserError | None = None
+    ) -> None:
+        self.say(speaker, m.Died(cause, 0, "reduce", step, error))
 
-    def say(self, group: str, message: m.ToLighthouse) -> None:
-        self._receive(group, message)
+    def say(self, speaker: str, message: m.ToLighthouse) -> None:
+        group = speaker.partition("/")[0]
+        self._carry_out(self.machine.received(self.connections[speaker], group, message, self.now))
 
-    def _receive(self, group: str, message: m.ToLighthouse) -> None:
-        self._carry_out(self.machine.received(self.connections[group], group, message, self.now))
+    def cut(self, *speakers: str) -> None:
+        """Their streams break."""
+        for speaker in speakers:
+            self._carry_out(self.machine.disconnected(self.connections[speaker], self.now))
 
-    def cut(self, group: str) -> None:
-        connection = self.connections[group]
-        self._carry_out(self.machine.disconnected(connection, self.now))
+    # ------------------------------------------------------------ time
 
-    def pass_s(self, seconds: float, beating: tuple[str, ...] = (), step: int = 0, phase: str = "compute", waiting_ms: int = 0) -> None:
-        """Time passes in ticks of a beat, while some groups beat."""
-        for _ in range(round(seconds / 0.2)):
-            self.now += 0.2
-            for group in beating:
-                self.beat(group, step, phase, waiting_ms)
-            self._carry_out(self.machine.tick(self.now))
+    def pass_s(self, seconds: float, beating: Mapping[str, int] | None = None, waiting_ms: int = 0) -> None:
+        """Time passes in ticks of a beat, while some groups beat at a step (standing in a reduce, if `waiting_ms`)."""
+        for _ in range(round(seconds / BEAT_S)):
+            self.now += BEAT_S
+            for group, step in (beating or {}).items():
+                self.beat(group, step, "reduce" if waiting_ms else "compute", waiting_ms)
+            self.tick()
 
-    def read(self, group: str) -> list[m.ToManager]:
-        return self.sent.pop(group, [])
+    def tick(self) -> None:
+        self._carry_out(self.machine.tick(self.now))
 
-    def told(self, group: str, kind: type) -> list:
-        return [message for message in self.sent.get(group, []) if isinstance(message, kind)]
+    # ------------------------------------------------------------ what they were told
 
-    def noted(self, kind: str) -> list[dict]:
+    def told(self, speaker: str, kind: type) -> list[Any]:
+        return [message for message in self.sent.get(speaker, []) if isinstance(message, kind)]
+
+    def asked(self, speaker: str) -> Epoch:
+        """Epoch of the newest recovery's `Prepare` that this group was sent."""
+        asked = [p.epoch for p in self.told(speaker, m.Prepare) if p.planned is None]
+        assert asked, f"{speaker} was not asked for a promise; it was told {self.sent.get(speaker)}"
+        return asked[-1]
+
+    def is_asked(self, speaker: str) -> bool:
+        return any(p.planned is None for p in self.told(speaker, m.Prepare))
+
+    def planned(self, speaker: str) -> Membership:
+        """The newest planned change that this group was told of."""
+        planned = [p.planned for p in self.told(speaker, m.Prepare) if p.planned is not None]
+        assert planned, f"{speaker} was told of no planned change"
+        return planned[-1]
+
+    def activate(self, speaker: str) -> m.Activate:
+        """The newest `Activate` that this group was sent."""
+        sent = self.told(speaker, m.Activate)
+        assert sent, f"{speaker} was not sent an Activate; it was told {self.sent.get(speaker)}"
+        return sent[-1]
+
+    def shares(self, speaker: str) -> dict[str, tuple[int, ...]]:
+        return {share.group: share.microbatches for share in self.activate(speaker).shares}
+
+    def reason(self, speaker: str) -> str:
+        """Why it was refused, stopped or fenced, or for whom it waits: the newest such line."""
+        kinds = (m.Refused, m.Stop, m.Fence, m.Waiting)
+        said = [message for message in self.sent.get(speaker, []) if isinstance(message, kinds)]
+        assert said, f"{speaker} was given no reason; it was told {self.sent.get(speaker)}"
+        last = said[-1]
+        return f"{', '.join(last.whom)}: {last.why}" if isinstance(last, m.Waiting) else last.reason
+
+    def forget_sent(self) -> None:
+        self.sent.clear()
+
+    def noted(self, kind: str) -> list[dict[str, Any]]:
         return [dict(note.fields) for note in self.notes if note.kind == kind]
