@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -14,6 +16,10 @@ from typing import Any
 from lightkeeper.demo.job import LocalJob
 
 PRELOAD = ["torch", "torchft", "lightkeeper.manager.trainer", "lightkeeper.manager.gloo", "lightkeeper.bench._compute"]
+
+
+class TrainerFailed(RuntimeError):
+    """A bench's trainer did not return; the message holds its last words."""
 
 
 class Trainers:
@@ -41,10 +47,22 @@ class Trainers:
         self.processes[name] = process
 
     def result_of(self, count: int, timeout_s: float) -> dict[str, Any]:
-        """What the next `count` trainers returned, by name."""
-        found = {}
-        for _ in range(count):
-            name, value = self.results.get(timeout=timeout_s)
+        """What the next `count` trainers returned, by name.
+
+        Raises:
+            TrainerFailed: if one ended with an error instead (a fault's victim may), or time ran out.
+        """
+        found: dict[str, Any] = {}
+        until = time.monotonic() + timeout_s
+        while len(found) < count:
+            try:
+                name, value = self.results.get(timeout=0.5)
+            except queue.Empty:
+                failed = [n for n, p in self.processes.items() if p.exitcode is not None and p.exitcode > 0]
+                if failed or time.monotonic() > until:
+                    words = "\n".join((self._output / f"{n}.txt").read_text()[-2000:] for n in failed)
+                    raise TrainerFailed(f"{', '.join(failed) or 'time ran out'}: {words}") from None
+                continue
             found[name] = value
         return found
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # its fork handlers crash children of a process with live calls
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters of it reaches us as an error, and is said once
 
 TOKEN_KEY = "lightkeeper-token"

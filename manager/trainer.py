@@ -178,6 +178,7 @@ class Manager:
             self._record.left(f"before step {index}")
             self._close()
             return
+        self._until = index
         self._reducer.begin(index, 0)
         while True:
             self._enter("closing", index)
