@@ -68,11 +68,18 @@ def train(group: int, steps: int, compute_s: float, gradient_mb: float, die_at: 
         if die_at is not None and before == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         work.wait()
-        for parameter, part in zip(model.parameters(), gradients.split([p.numel() for p in model.parameters()]), strict=True):
+        for parameter, part in zip(
+            model.parameters(), gradients.split([p.numel() for p in model.parameters()]), strict=True
+        ):
             parameter.grad = part.view_as(parameter).clone()
         wrapped.step()
         rows.append(
-            {"seconds": time.monotonic() - start, "before": before, "after": manager.current_step(), "members": manager.num_participants()}
+            {
+                "seconds": time.monotonic() - start,
+                "before": before,
+                "after": manager.current_step(),
+                "members": manager.num_participants(),
+            }
         )
     manager.shutdown(wait=False)
     return rows

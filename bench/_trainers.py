@@ -15,7 +15,13 @@ from typing import Any
 
 from lightkeeper.demo.job import LocalJob
 
-PRELOAD = ["torch", "torchft", "lightkeeper.manager.trainer", "lightkeeper.manager.gloo", "lightkeeper.bench._compute"]
+PRELOAD = [
+    "torch",
+    "torchft",
+    "lightkeeper.manager.trainer",
+    "lightkeeper.manager.gloo",
+    "lightkeeper.bench._compute",
+]
 
 
 class TrainerFailed(RuntimeError):
@@ -104,7 +110,12 @@ def say(line: str) -> None:
 
 
 def _run(
-    name: str, environment: Mapping[str, str], output: Path, results: Any, function: Callable[..., Any], arguments: Any
+    name: str,
+    environment: Mapping[str, str],
+    output: Path,
+    results: Any,
+    function: Callable[..., Any],
+    arguments: Any,
 ) -> None:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)

@@ -33,13 +33,19 @@ def run() -> dict[str, Any]:
     say("kill: torchft")
     peer = _torchft()
     stall_s = max(case["survivor_stall_s"] for case in ours.values())
-    clean = all(case["steps_redone"] == 0 and case["microbatches_recomputed_by_survivors"] == 0 for case in ours.values())
+    clean = all(
+        case["steps_redone"] == 0 and case["microbatches_recomputed_by_survivors"] == 0 for case in ours.values()
+    )
     return {
         "bench": "kill",
         "ours": {"survivor_stall_s": stall_s, **_worst(ours), "cases": ours},
         "peer": peer,
         "ratio": stall_s / peer["survivor_stall_s"],
-        "target": {"survivor_stall_s": TARGET_S, "steps_redone": 0, "microbatches_recomputed_by_survivors": 0},
+        "target": {
+            "survivor_stall_s": TARGET_S,
+            "steps_redone": 0,
+            "microbatches_recomputed_by_survivors": 0,
+        },
         "met": stall_s <= TARGET_S and clean and all(case["fault_phase"] == "reduce" for case in ours.values()),
     }
 
@@ -137,7 +143,9 @@ def _torchft() -> dict[str, Any]:
             trainers.end()
     stalls, redone = [], 0
     for rows in results.values():
-        normal_s = statistics.median(row["seconds"] for row in rows if FAULT_STEP - BEFORE <= row["before"] < FAULT_STEP)
+        normal_s = statistics.median(
+            row["seconds"] for row in rows if FAULT_STEP - BEFORE <= row["before"] < FAULT_STEP
+        )
         after = [row for row in rows if row["before"] >= FAULT_STEP]
         stalls.append(max(row["seconds"] for row in after) - normal_s)
         redone = max(redone, sum(row["before"] == row["after"] for row in after))

@@ -101,7 +101,7 @@ def alternate(slot: int, case: dict[str, int]) -> dict[str, Any]:
 
     def plain() -> None:
         their_optimizer.zero_grad()
-        for k in range(microbatches - 1):
+        for _ in range(microbatches - 1):
             with wrapped.no_sync():
                 (wrapped(inputs).square().mean() / microbatches).backward()
         (wrapped(inputs).square().mean() / microbatches).backward()

@@ -30,7 +30,8 @@ def refusal(hello: Hello, view: View, lease_s: float, now: float) -> Refused | N
         now: monotonic seconds.
     """
     if hello.groups < 1 or not 1 <= hello.minimum <= hello.groups:
-        return Refused(f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}; 1 <= minimum <= groups must hold")
+        asked = f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}"
+        return Refused(f"{asked}; 1 <= minimum <= groups must hold")
     current = view.groups.get(hello.group)
     if current is not None and current.incarnation == hello.incarnation:
         return None
@@ -38,15 +39,21 @@ def refusal(hello: Hello, view: View, lease_s: float, now: float) -> Refused | N
         return Refused(f"the job has just ended ({view.stopped.reason}) and its groups are leaving", retry=True)
     if current is not None and current.gone is None:
         if current.connection is not None and now - current.heard <= lease_s:
-            return Refused(f"{hello.group} is already run by incarnation {current.incarnation}, which still beats; end it first or choose another --group")
+            return Refused(
+                f"{hello.group} is already run by incarnation {current.incarnation}, which still beats; end it first "
+                "or choose another --group"
+            )
         if now - current.heard <= lease_s:
-            return Refused(f"{hello.group} was run by incarnation {current.incarnation} until just now; its lease must pass first", retry=True)
+            return Refused(
+                f"{hello.group} was run by incarnation {current.incarnation} until just now; its lease must pass first",
+                retry=True,
+            )
     config = view.config
     others = [g for g in view.groups.values() if g.name != hello.group and g.gone is None and g.hello is not None]
     if config is not None and others and (hello.groups, hello.minimum) != (config.groups, config.minimum):
-        return Refused(
-            f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}, but {config.group} for {config.groups} with a minimum of {config.minimum}; give all groups the same"
-        )
+        asked = f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}"
+        others_ask = f"{config.group} for {config.groups} with a minimum of {config.minimum}"
+        return Refused(f"{asked}, but {others_ask}; give all groups the same")
     if view.newest is None and config is not None and len(others) >= config.groups:
         names = ", ".join(sorted(g.name for g in others))
         return Refused(f"the job has its {config.groups} groups ({names}) and does not know {hello.group}")
@@ -61,7 +68,12 @@ def _running(hello: Hello, view: View, lease_s: float, now: float) -> Refused | 
     alive = [g for g in members if g.gone is None and view.newest.slot_of(g.name, g.incarnation) is not None]
     if any(g.connection is not None for g in alive):
         step = max((g.beat.step for g in alive if g.beat), default=0)
-        return Refused(f"the job runs without {hello.group} (epoch {view.newest.epoch.number}, step {step}), and this version cannot heal a group that returns")
+        where = f"epoch {view.newest.epoch.number}, step {step}"
+        return Refused(
+            f"the job runs without {hello.group} ({where}), and this version cannot heal a group that returns"
+        )
     if any(now - g.heard <= lease_s for g in alive):
-        return Refused("the members of the running job have not been heard yet; their lease must pass first", retry=True)
+        return Refused(
+            "the members of the running job have not been heard yet; their lease must pass first", retry=True
+        )
     return None

@@ -66,7 +66,9 @@ def _is_optional(cls: type, name: str) -> bool:
 
 def wrap(message: messages.ToLighthouse | messages.ToManager) -> Any:
     """A stream's envelope (``FromManager`` or ``ToManager``) around a message."""
-    envelope = (lighthouse_pb2.FromManager if isinstance(message, messages.ToLighthouse) else lighthouse_pb2.ToManager)()
+    envelope = (
+        lighthouse_pb2.FromManager if isinstance(message, messages.ToLighthouse) else lighthouse_pb2.ToManager
+    )()
     getattr(envelope, type(message).__name__.lower()).CopyFrom(to_wire(message))
     return envelope
 

@@ -160,6 +160,8 @@ def _membership_out(membership: Membership) -> dict[str, Any]:
 
 
 def _membership_in(raw: dict[str, Any]) -> Membership:
-    members = tuple(Member(group, incarnation, manager, tuple(ranks)) for group, incarnation, manager, ranks in raw["members"])
+    members = tuple(
+        Member(group, incarnation, manager, tuple(ranks)) for group, incarnation, manager, ranks in raw["members"]
+    )
     base = None if raw["base"] is None else _epoch_in(raw["base"])
     return Membership(_epoch_in(raw["epoch"]), members, base)

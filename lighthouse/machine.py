@@ -17,7 +17,14 @@ from lightkeeper.lighthouse.admission import View, refusal
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import Epoch, Membership, Term
-from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, most_blamed, newest_known, unheard
+from lightkeeper.lighthouse.recovery import (
+    Contradiction,
+    Recovery,
+    conclude,
+    most_blamed,
+    newest_known,
+    unheard,
+)
 from lightkeeper.lighthouse.signature import differences
 from lightkeeper.lighthouse.silence import verdict
 
@@ -294,7 +301,12 @@ class JobMachine:
         self.recovery = Recovery(epoch, cause, since, asked)
         base = None if self.newest is None else self.newest.epoch
         actions: list[Action] = [Promised(self.highest)]
-        actions.append(Note("prepared", {"epoch": epoch, "base": base, "members": sorted(asked), "change": "recovery", "why": cause}))
+        actions.append(
+            Note(
+                "prepared",
+                {"epoch": epoch, "base": base, "members": sorted(asked), "change": "recovery", "why": cause},
+            )
+        )
         for name in sorted(asked):
             actions += self._send(self.groups[name], m.Prepare(epoch, base))
         return actions
@@ -322,7 +334,13 @@ class JobMachine:
         base = None if self.newest is None else self.newest.epoch
         membership = Membership(recovery.epoch, members, base)
         self.activation = m.Activate(
-            membership, concluded.first_step, concluded.total, concluded.shares, concluded.donors, concluded.entry, recovery.cause
+            membership,
+            concluded.first_step,
+            concluded.total,
+            concluded.shares,
+            concluded.donors,
+            concluded.entry,
+            recovery.cause,
         )
         self.newest, self.planned, self.recovery = membership, None, None
         actions: list[Action] = [Activated(membership), self._activated_note()]
@@ -355,9 +373,15 @@ class JobMachine:
             return []
         blamed = most_blamed(self.suspects, self.newest.groups)
         if blamed is None or len(self.newest.groups) == 1:
-            return self._stop(f"{RECOVERIES_MAX} recoveries in a row without a commit; first cause: {self.first_failure}", ok=False)
+            return self._stop(
+                f"{RECOVERIES_MAX} recoveries in a row without a commit; first cause: {self.first_failure}",
+                ok=False,
+            )
         group = self.groups[blamed]
-        group.gone = Gone(f"named by most of {RECOVERIES_MAX} failed recoveries; first cause: {self.first_failure}", "failures")
+        group.gone = Gone(
+            f"named by most of {RECOVERIES_MAX} failed recoveries; first cause: {self.first_failure}",
+            "failures",
+        )
         self.recoveries_without_commit = 0
         self.suspects.clear()
         return [self._lost(group), *self._fence(group, group.gone.cause), *self._consider(self._ticked_s)]
@@ -380,7 +404,13 @@ class JobMachine:
         self.highest += 1
         self.planned = Membership(Epoch(self.highest, self.term), staying, self.newest.epoch)
         prepare = m.Prepare(self.planned.epoch, self.newest.epoch, self.planned)
-        note = {"epoch": self.planned.epoch, "base": self.newest.epoch, "members": list(self.planned.groups), "change": "planned", "why": f"{', '.join(sorted(leavers))} leaves"}
+        note = {
+            "epoch": self.planned.epoch,
+            "base": self.newest.epoch,
+            "members": list(self.planned.groups),
+            "change": "planned",
+            "why": f"{', '.join(sorted(leavers))} leaves",
+        }
         actions: list[Action] = [Promised(self.highest, self.planned), Note("prepared", note)]
         for group in self._members():
             actions += self._send(group, prepare)
@@ -394,7 +424,15 @@ class JobMachine:
         for name in old.groups if old else ():
             if self._member(name) is None:
                 self.groups[name].gone = Gone(f"left: {self.groups[name].leaving}", "left")
-        note = Note("activated", {"epoch": self.newest.epoch, "members": list(self.newest.groups), "first_step": self._first_step_now(), "cause": "planned"})
+        note = Note(
+            "activated",
+            {
+                "epoch": self.newest.epoch,
+                "members": list(self.newest.groups),
+                "first_step": self._first_step_now(),
+                "cause": "planned",
+            },
+        )
         return [Activated(self.newest), note]
 
     # ------------------------------------------------------------ ends
@@ -418,10 +456,13 @@ class JobMachine:
     def _same_error_everywhere(self, error: m.UserError) -> list[Action]:
         """The same exception in all groups at one step is the job's bug: say so and do not heal."""
         members = self._members()
-        if not members or any(g.gone is None or g.name not in self.errors or not self.errors[g.name].alike(error) for g in members):
+        if not members or any(
+            g.gone is None or g.name not in self.errors or not self.errors[g.name].alike(error) for g in members
+        ):
             return []
         return self._stop(
-            f"the same exception in all groups at step {error.step}, a bug of the job: {error.kind}: {error.message} ({error.where})",
+            f"the same exception in all groups at step {error.step}, a bug of the job: "
+            f"{error.kind}: {error.message} ({error.where})",
             ok=False,
         )
 
@@ -460,7 +501,14 @@ class JobMachine:
     def _lost(self, group: Group) -> Note:
         assert group.gone is not None
         gone = group.gone
-        fields = {"group": group.name, "incarnation": group.incarnation, "cause": gone.cause, "detected_by": gone.detected_by, "phase": gone.phase, "step": gone.step}
+        fields = {
+            "group": group.name,
+            "incarnation": group.incarnation,
+            "cause": gone.cause,
+            "detected_by": gone.detected_by,
+            "phase": gone.phase,
+            "step": gone.step,
+        }
         return Note("group_lost", fields)
 
     def _repeat_activation(self) -> list[Action]:
@@ -478,7 +526,16 @@ class JobMachine:
         assert self.activation is not None
         act = self.activation
         shares = {share.group: list(share.microbatches) for share in act.shares}
-        return Note("activated", {"epoch": act.membership.epoch, "members": list(act.membership.groups), "first_step": act.first_step, "shares": shares, "cause": act.cause})
+        return Note(
+            "activated",
+            {
+                "epoch": act.membership.epoch,
+                "members": list(act.membership.groups),
+                "first_step": act.first_step,
+                "shares": shares,
+                "cause": act.cause,
+            },
+        )
 
     def _say_waiting(self, now: float) -> list[Action]:
         whom, why, since_s = self.waiting(now)
@@ -498,17 +555,27 @@ class JobMachine:
             if self.recovery.missing:
                 return self.recovery.missing, "their promise", since_s
             if not self._may_leave_out() and self.newest is not None:
-                return tuple(g for g in self.newest.groups if g not in self.recovery.promises), "this lighthouse may not leave anybody out", since_s
+                return (
+                    tuple(g for g in self.newest.groups if g not in self.recovery.promises),
+                    "this lighthouse may not leave anybody out",
+                    since_s,
+                )
             minimum = self.config.minimum if self.config else 0
             return ("any group",), f"at least {minimum} groups", since_s
         if self.newest is None and self.config is not None and self.first_join_s is not None:
             joined = len(self._joined())
-            return (f"{self.config.groups - joined} more groups",), f"the first epoch needs {self.config.groups}", now - self.first_join_s
+            return (
+                (f"{self.config.groups - joined} more groups",),
+                f"the first epoch needs {self.config.groups}",
+                now - self.first_join_s,
+            )
         return (), "", 0.0
 
     def _members(self) -> list[Group]:
         """Groups of the newest epoch's incarnations, in slot order."""
-        return [] if self.newest is None else [g for name in self.newest.groups if (g := self._member(name)) is not None]
+        return (
+            [] if self.newest is None else [g for name in self.newest.groups if (g := self._member(name)) is not None]
+        )
 
     def _member(self, name: str) -> Group | None:
         group = self.groups.get(name)

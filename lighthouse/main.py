@@ -62,12 +62,19 @@ async def _serve(options: Options, events: EventLog | None) -> int:
     try:
         port = server.add_insecure_port(join_address(host, port))
     except RuntimeError as error:
-        raise UsageError(f"cannot listen on {options.bind}: the port is in use or the address is not ours; give another --bind") from error
-    service = LighthouseService(log, bounds, options.token, events, lambda line: print(f"lighthouse: {line}", flush=True))
+        raise UsageError(
+            f"cannot listen on {options.bind}: the port is in use or the address is not ours; give another --bind"
+        ) from error
+    service = LighthouseService(
+        log, bounds, options.token, events, lambda line: print(f"lighthouse: {line}", flush=True)
+    )
     add_to(server, service)
     await server.start()
     kept = options.log or "nowhere (a restart can only take over with every member's consent)"
-    print(f"lighthouse: listening on {join_address(host, port)}, term {log.term}, log kept in {kept}", flush=True)
+    print(
+        f"lighthouse: listening on {join_address(host, port)}, term {log.term}, log kept in {kept}",
+        flush=True,
+    )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -23,6 +23,7 @@ from lightkeeper.protos import lighthouse_pb2_grpc
 from lightkeeper.wire import JOB_KEY, authorised
 
 OUTBOX_MAX = 1_000
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Stream:
@@ -54,7 +55,12 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
     """
 
     def __init__(
-        self, log: LighthouseLog, bounds: Bounds, token: str, events: EventLog | None, say: Callable[[str], None]
+        self,
+        log: LighthouseLog,
+        bounds: Bounds,
+        token: str,
+        events: EventLog | None,
+        say: Callable[[str], None],
     ) -> None:
         self.log, self.bounds, self.token, self.events, self.say = log, bounds, token, events, say
         self.jobs: dict[str, JobMachine] = {}
@@ -65,9 +71,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
 
     # ------------------------------------------------------------ calls
 
-    async def Session(
-        self, request_iterator: AsyncIterator[Any], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[Any]:
+    async def Session(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
         """One manager's stream, for the life of its group."""
         await self._authorise(context, "Session")
         self._next += 1
@@ -81,7 +85,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
             reader.cancel()
             self._forget(number)
 
-    async def Status(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def Status(self, request: Any, context: Context) -> Any:
         """What an operator sees of a job."""
         await self._authorise(context, "Status")
         job = dict(context.invocation_metadata() or ()).get(JOB_KEY, "")
@@ -101,7 +105,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
 
     # ------------------------------------------------------------ streams
 
-    async def _authorise(self, context: grpc.aio.ServicerContext, what: str) -> None:
+    async def _authorise(self, context: Context, what: str) -> None:
         if not authorised(context.invocation_metadata(), self.token):
             self._write_event(Unauthorised(peer=context.peer(), what=what))
             self.say(f"refused {context.peer()}: wrong or missing token")
@@ -179,6 +183,4 @@ def _fields(entry: Any) -> dict[str, Any]:
 
 def add_to(server: grpc.aio.Server, service: LighthouseService) -> None:
     """Registers the service."""
-    lighthouse_pb2_grpc.add_LighthouseServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-
-
+    lighthouse_pb2_grpc.add_LighthouseServicer_to_server(service, server)

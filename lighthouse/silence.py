@@ -35,6 +35,7 @@ def verdict(members: Sequence[Group], group: Group, recovering: bool, lease_s: f
 
     Args:
         members: all members of the newest epoch, `group` among them.
+        group: the one in question.
         recovering: whether a recovery has asked for promises and waits for them.
         lease_s: how long a silence is borne, in seconds.
         now: monotonic seconds.

@@ -46,7 +46,9 @@ class ManagerClient:
         how_it_ended: says how the manager's process ended, for the last words of an orphaned rank.
     """
 
-    def __init__(self, path: Path, register: local.Register, page: ProgressPage, how_it_ended: Callable[[], str]) -> None:
+    def __init__(
+        self, path: Path, register: local.Register, page: ProgressPage, how_it_ended: Callable[[], str]
+    ) -> None:
         self._page, self._how_it_ended = page, how_it_ended
         self._socket = _connect(path)
         self._lock = threading.Lock()
@@ -58,7 +60,9 @@ class ManagerClient:
         self.send(register)
         registered = self._receive()
         if not isinstance(registered, local.Registered):
-            raise ConnectionError("the group's manager refused this rank: wrong token, or the rank is taken; see its log")
+            raise ConnectionError(
+                "the group's manager refused this rank: wrong token, or the rank is taken; see its log"
+            )
         self.registered = registered
         os.register_at_fork(after_in_child=self._forget_in_child)
 

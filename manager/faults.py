@@ -43,7 +43,10 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
     for item in filter(None, text.split(",")):
         parts = item.split(":")
         if len(parts) != 4 or parts[0] not in KINDS or parts[2] not in PHASES or not parts[3].isdigit():
-            raise UsageError(f"{VARIABLE}={item!r}: expected KIND:GROUP:PHASE:STEP with a kind of {', '.join(KINDS)} and a phase of {', '.join(PHASES)}")
+            raise UsageError(
+                f"{VARIABLE}={item!r}: expected KIND:GROUP:PHASE:STEP with a kind of {', '.join(KINDS)} "
+                f"and a phase of {', '.join(PHASES)}"
+            )
         faults.append(Fault(parts[0], parts[1], parts[2], int(parts[3])))
     return tuple(faults)
 
@@ -58,7 +61,9 @@ class Injector:
         write: writes an event.
     """
 
-    def __init__(self, faults: tuple[Fault, ...], target: str, manager_pid: int, write: Callable[[Event], None]) -> None:
+    def __init__(
+        self, faults: tuple[Fault, ...], target: str, manager_pid: int, write: Callable[[Event], None]
+    ) -> None:
         self._faults = list(faults)
         self._target, self._manager_pid, self._write = target, manager_pid, write
 

@@ -30,7 +30,7 @@ class KeyService(manager_pb2_grpc.ManagerServicer):
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the service."""
-        manager_pb2_grpc.add_ManagerServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        manager_pb2_grpc.add_ManagerServicer_to_server(self, server)
 
     async def SetKey(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         """Sets a key of an epoch."""
@@ -57,7 +57,7 @@ class KeyService(manager_pb2_grpc.ManagerServicer):
         if not authorised(carried, self.token):
             self.unauthorised(context.peer(), what)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
-        if dict(carried or ()).get(JOB_KEY) != self.job:  # type: ignore[arg-type]
+        if dict(carried or ()).get(JOB_KEY) != self.job:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this is a manager of job {self.job!r}")
 
 
@@ -87,7 +87,11 @@ class RemoteKeys:
         try:
             value = await self._ask(message)
         except (KeyRefused, TimeoutError, grpc.aio.AioRpcError) as error:
-            line = (error.details() or "no details") if isinstance(error, grpc.aio.AioRpcError) else str(error) or "not set in time"
+            line = (
+                (error.details() or "no details")
+                if isinstance(error, grpc.aio.AioRpcError)
+                else str(error) or "not set in time"
+            )
             socket.send(local.Key(request=message.request, error=line))
         else:
             socket.send(local.Key(request=message.request, value=value))
@@ -101,14 +105,14 @@ class RemoteKeys:
                 self.own.set(message.epoch, message.key, message.value)
                 return b""
             return await self.own.get(message.epoch, message.key, timeout_s)
-        stub: Any = manager_pb2_grpc.ManagerStub(self._channel(holder.manager))  # type: ignore[no-untyped-call]
+        stub: Any = manager_pb2_grpc.ManagerStub(self._channel(holder.manager))
         epoch = to_wire(membership.epoch)
         if isinstance(message, local.SetKey):
-            request = manager_pb2.SetKeyRequest(epoch=epoch, key=message.key, value=message.value)
-            await stub.SetKey(request, metadata=self.metadata, timeout=timeout_s)
+            setting = manager_pb2.SetKeyRequest(epoch=epoch, key=message.key, value=message.value)
+            await stub.SetKey(setting, metadata=self.metadata, timeout=timeout_s)
             return b""
-        request = manager_pb2.GetKeyRequest(epoch=epoch, key=message.key, timeout_ms=message.timeout_ms)
-        reply = await stub.GetKey(request, metadata=self.metadata, timeout=timeout_s + CALL_SLACK_S)
+        asking = manager_pb2.GetKeyRequest(epoch=epoch, key=message.key, timeout_ms=message.timeout_ms)
+        reply = await stub.GetKey(asking, metadata=self.metadata, timeout=timeout_s + CALL_SLACK_S)
         return bytes(reply.value)
 
     def _membership(self, epoch: int) -> Membership:
@@ -121,5 +125,3 @@ class RemoteKeys:
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return self._channels[address]
-
-

@@ -44,7 +44,12 @@ async def _serve(service: ManagerService, command: tuple[str, ...]) -> int:
         await asyncio.sleep(0.005)
     runner = subprocess.Popen(
         _command_line(service, command),
-        env={**os.environ, **service.settings.to_environment(), SOCKET_VARIABLE: str(service.socket_path), LAUNCHED_VARIABLE: "1"},
+        env={
+            **os.environ,
+            **service.settings.to_environment(),
+            SOCKET_VARIABLE: str(service.socket_path),
+            LAUNCHED_VARIABLE: "1",
+        },
         preexec_fn=die_with_parent,
         start_new_session=True,
     )

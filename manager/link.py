@@ -47,6 +47,8 @@ class LighthouseLink:
         self.connected, self.disconnected, self.received, self.say = connected, disconnected, received, say
         self.denied: str | None = None
         self._outbox: asyncio.Queue[ToLighthouse | None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._ended = False
         self._told = ""
 
     def put(self, message: ToLighthouse) -> None:
@@ -56,18 +58,16 @@ class LighthouseLink:
 
     async def flush(self, timeout_s: float) -> None:
         """Ends the stream after what is queued, waiting no longer than this for it to be taken."""
-        if self._outbox is not None:
+        if self._outbox is not None and self._task is not None:
             self._outbox.put_nowait(None)
             await asyncio.wait({self._task}, timeout=timeout_s)
 
     async def run(self) -> None:
         """Connects again and again, until a stream was ended by `flush`."""
         self._task = asyncio.current_task()
-        assert self._task is not None
         backoff_s = BACKOFF_S_MIN
-        self._ended = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            stub: Any = lighthouse_pb2_grpc.LighthouseStub(channel)  # type: ignore[no-untyped-call]
+            stub: Any = lighthouse_pb2_grpc.LighthouseStub(channel)
             while not self._ended:
                 heard = await self._stream(stub)
                 if self._ended or self.denied:

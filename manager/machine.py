@@ -238,8 +238,10 @@ class GroupMachine:
 
     def _join(self) -> m.Join:
         ranks = tuple(self.registered[rank].transfer for rank in range(self.settings.ranks))
-        signature = {f"rank {rank}: {name}" if rank else name: value
-                     for rank, ready in sorted(self.ready.items()) for name, value in ready.signature.items()}  # fmt: skip
+        signature = {}
+        for rank, ready in sorted(self.ready.items()):
+            for name, value in ready.signature.items():
+                signature[f"rank {rank}: {name}" if rank else name] = value
         return m.Join(ranks, signature)
 
     def _vote(self, rank: int, vote: local.Vote, now: float) -> list[Action]:
@@ -252,8 +254,9 @@ class GroupMachine:
         if self.known is None or vote.epoch < self.known.epoch.number:
             return self._answer_waiting(self._recover)  # that epoch is over
         if vote.step != self.step or vote.epoch > self.known.epoch.number:
-            reason = f"rank {rank} voted on step {vote.step} of epoch {vote.epoch}, but step {self.step} of epoch {self.known.epoch.number} stands"
-            return self._finish(EXIT_STOPPED, f"a bug: {reason}")
+            stands = f"step {self.step} of epoch {self.known.epoch.number} stands"
+            voted = f"rank {rank} voted on step {vote.step} of epoch {vote.epoch}"
+            return self._finish(EXIT_STOPPED, f"a bug: {voted}, but {stands}")
         self.votes[rank] = vote
         if vote.outcome == "failed":
             return self._failed(rank, vote)
@@ -287,7 +290,11 @@ class GroupMachine:
         if outcomes == {"closed"}:
             self.stopped = m.Stop(f"finished: step {self.step} is final", ok=True)
             finished = m.Finished(epoch, self.step)
-            return [Tell(finished), Note(schema.Finished(group=self.settings.group, step=self.step)), *self._answer_waiting(self._stop_answer)]
+            return [
+                Tell(finished),
+                Note(schema.Finished(group=self.settings.group, step=self.step)),
+                *self._answer_waiting(self._stop_answer),
+            ]
         if outcomes == {"reduced"}:
             return self._commit(Entry(epoch, self.step))
         if outcomes <= {"reduced", "again"}:
@@ -316,7 +323,12 @@ class GroupMachine:
         ready = self.planned.epoch.number if self.planned is not None and len(self.built) == self.settings.ranks else 0
         verdict = "leave" if leave else "go"
         answer = local.Answer(
-            verdict=verdict, epoch=self.known.epoch.number, step=self.step, share=self.share, ready=ready, reason=self.leaving
+            verdict=verdict,
+            epoch=self.known.epoch.number,
+            step=self.step,
+            share=self.share,
+            ready=ready,
+            reason=self.leaving,
         )
         return self._decided(answer, key)
 
@@ -324,7 +336,9 @@ class GroupMachine:
         """A planned epoch comes into force by the entry; returns whether this group is not in it."""
         if not activates:
             return False
-        assert self.planned is not None and self.planned.epoch.number == activates, "an entry activates what is not prepared"
+        assert self.planned is not None and self.planned.epoch.number == activates, (
+            "an entry activates what is not prepared"
+        )
         self.known, self.planned, self.built, self.activation = self.planned, None, set(), None
         self.promised = max(self.promised, activates)
         return self.known.slot_of(self.settings.group, self.incarnation) is None
@@ -360,7 +374,15 @@ class GroupMachine:
 
     def _plan(self, rank: int) -> local.Plan:
         assert self.activation is not None
-        return plan_for(self.activation.membership, self.settings.group, self.step, self.share, self.total, self.activation, rank)
+        return plan_for(
+            self.activation.membership,
+            self.settings.group,
+            self.step,
+            self.share,
+            self.total,
+            self.activation,
+            rank,
+        )
 
     # ------------------------------------------------------------ ends
 
@@ -442,10 +464,14 @@ class GroupMachine:
         if self.known is None and not self.in_touch:
             silent_s = now - self._silent_since
             if silent_s > self.settings.outage_budget_s:
-                return actions + self._give_up(f"the lighthouse at {self.settings.lighthouse} could not be reached for {silent_s:.0f} s")
+                return actions + self._give_up(
+                    f"the lighthouse at {self.settings.lighthouse} could not be reached for {silent_s:.0f} s"
+                )
         if waited_s > budget_s:
             where = "" if self.in_touch else f"; the lighthouse at {self.settings.lighthouse} is not in touch"
-            return actions + self._give_up(f"step {self.step} has been waiting for {waited_s:.0f} s, longer than the outage budget{where}")
+            return actions + self._give_up(
+                f"step {self.step} has been waiting for {waited_s:.0f} s, longer than the outage budget{where}"
+            )
         return actions
 
     def _give_up(self, reason: str) -> list[Action]:
@@ -471,8 +497,11 @@ class GroupMachine:
         epoch: Epoch = activate.membership.epoch
         return Note(
             schema.Activated(
-                epoch=epoch.number, term=epoch.term.number, members=activate.membership.groups,
-                first_step=activate.first_step, cause=activate.cause,
+                epoch=epoch.number,
+                term=epoch.term.number,
+                members=activate.membership.groups,
+                first_step=activate.first_step,
+                cause=activate.cause,
                 shares={share.group: share.microbatches for share in activate.shares},
-            )  # fmt: skip
+            )
         )

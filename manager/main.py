@@ -29,8 +29,12 @@ async def _serve(service: ManagerService, parent: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: None)  # it ends with its ranks, and they decide what a signal means
     serving = asyncio.create_task(service.run())
+
+    def parent_ended(code: int | None) -> None:
+        loop.call_later(1.0, _end_unregistered, service, serving)
+
     with contextlib.suppress(ProcessLookupError):
-        watch_exit(parent, lambda code: loop.call_later(1.0, _end_unregistered, service, serving))
+        watch_exit(parent, parent_ended)
         return await serving
     serving.cancel()
     return 1

@@ -20,10 +20,14 @@ def plan_for(
     """The plan of rank `rank` of `group`.
 
     Args:
+        membership: the epoch's members.
+        group: the group whose rank it is.
         step: the group's next step.
         share: its microbatches of that step.
         total: all microbatches of that step.
         activate: the recovery's result; None for a planned change.
+        rank: the rank's index in the group.
+        planned: whether the entries activate the epoch.
     """
     slot = membership.slot_of(group)
     assert slot is not None

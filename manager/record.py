@@ -32,7 +32,9 @@ class StepRecord:
         self._log: EventLog | None = None
         if settings.run_folder:
             name = f"rank {settings.group}/{rank}"
-            self._log = EventLog(settings.run_folder, name, job=settings.job, group=settings.group, incarnation=incarnation)
+            self._log = EventLog(
+                settings.run_folder, name, job=settings.job, group=settings.group, incarnation=incarnation
+            )
         self._ended_s = time.monotonic()
         self._start()
 
@@ -76,7 +78,12 @@ class StepRecord:
         self._adopted = adopt
         self.write(
             schema.Adopted(
-                step=adopt.step, epoch=adopt.epoch, term=adopt.term, donor=adopt.donor, bytes=size, rank=self.rank
+                step=adopt.step,
+                epoch=adopt.epoch,
+                term=adopt.term,
+                donor=adopt.donor,
+                bytes=size,
+                rank=self.rank,
             )
         )
 
@@ -93,16 +100,30 @@ class StepRecord:
             further = tuple(self.microbatches[self._failed_computed :])
             stall_s = self._committed_s - self._failed_s - self._further_s
             self.write(
-                schema.Recovered(step=step.index, epoch=number, term=term, rank=self.rank, further=further, stall_s=stall_s)
+                schema.Recovered(
+                    step=step.index, epoch=number, term=term, rank=self.rank, further=further, stall_s=stall_s
+                )
             )
         numbers = {name: float(value) for name, value in self._outcome.reduced.items() if value.numel() == 1}
         self.write(
             schema.Committed(
-                step=step.index, epoch=number, term=term, rank=self.rank, total=step.total,
-                microbatches=tuple(self.microbatches), computed=self.computed, counted=self._outcome.total.microbatches,
-                seconds=self._committed_s - self._ended_s, wait_s=self._waited_s, tokens=numbers.get("tokens"),
-                loss=numbers.get("loss"), fingerprint=digest, live=step.live, attempts=max(1, self._attempts), extras=numbers,
-            )  # fmt: skip
+                step=step.index,
+                epoch=number,
+                term=term,
+                rank=self.rank,
+                total=step.total,
+                microbatches=tuple(self.microbatches),
+                computed=self.computed,
+                counted=self._outcome.total.microbatches,
+                seconds=self._committed_s - self._ended_s,
+                wait_s=self._waited_s,
+                tokens=numbers.get("tokens"),
+                loss=numbers.get("loss"),
+                fingerprint=digest,
+                live=step.live,
+                attempts=max(1, self._attempts),
+                extras=numbers,
+            )
         )
         self._ended_s = self._committed_s
 

@@ -9,6 +9,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -58,7 +59,9 @@ class ManagerService:
         s = self.settings
         self.ended = asyncio.get_running_loop().create_future()
         if s.run_folder:
-            self.events = EventLog(s.run_folder, f"manager {s.group}", job=s.job, group=s.group, incarnation=self.incarnation)
+            self.events = EventLog(
+                s.run_folder, f"manager {s.group}", job=s.job, group=s.group, incarnation=self.incarnation
+            )
         host = s.host or own_address_towards([s.lighthouse])
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         self.keys = KeyService(s.token, s.job, self._unauthorised)
@@ -87,10 +90,11 @@ class ManagerService:
             self._remove_files()
 
     async def _until_ended(self, tasks: list[asyncio.Task[None]]) -> int:
-        done, _ = await asyncio.wait({self.ended, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if task is not self.ended:
-                task.result()  # type: ignore[unused-coroutine]  # a task that ends before the group raises its bug here
+        awaited: list[asyncio.Future[Any]] = [self.ended, *tasks]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()  # a task that ends before the group does so by a bug, which is raised here
         code = await self.ended
         await self.link.flush(FLUSH_S)
         return code
@@ -110,7 +114,11 @@ class ManagerService:
             if isinstance(action, Tell):
                 self.link.put(action.message)
             elif isinstance(action, ToRanks):
-                chosen = self.ranks.values() if action.rank is None else [r for i, r in self.ranks.items() if i == action.rank]
+                chosen = (
+                    self.ranks.values()
+                    if action.rank is None
+                    else [r for i, r in self.ranks.items() if i == action.rank]
+                )
                 for rank in chosen:
                     rank.send(action.message)
             elif isinstance(action, Kill):

@@ -51,12 +51,22 @@ def find_or_start_manager(settings: Settings, rank: int) -> StartedManager:
     if given:
         return StartedManager(Path(given))
     if rank != 0 or settings.ranks != 1:
-        raise ManagerNotStarted("a group of several ranks is started by `lightkeeper launch --ranks N`, which starts its manager")
+        raise ManagerNotStarted(
+            "a group of several ranks is started by `lightkeeper launch --ranks N`, which starts its manager"
+        )
     folder = Path(tempfile.mkdtemp(prefix="lightkeeper-"))
     path = folder / "manager.sock"
-    environment = {**os.environ, **settings.to_environment(), SOCKET_VARIABLE: str(path), PARENT_VARIABLE: str(os.getpid())}
+    environment = {
+        **os.environ,
+        **settings.to_environment(),
+        SOCKET_VARIABLE: str(path),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
     process = subprocess.Popen(
-        [sys.executable, "-m", "lightkeeper.manager.main"], env=environment, start_new_session=True, stdin=subprocess.DEVNULL
+        [sys.executable, "-m", "lightkeeper.manager.main"],
+        env=environment,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
     )
     until = time.monotonic() + START_S_MAX
     while not path.exists():

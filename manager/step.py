@@ -132,13 +132,17 @@ class Step:
             LoopError: if the inner loop was left by `break`, or never run.
         """
         if not self._committed:
-            how = "was left before it was exhausted (break, return or an early `continue`)" if self._entered else "was not run"
+            how = (
+                "was left before it was exhausted (break, return or an early `continue`)"
+                if self._entered
+                else "was not run"
+            )
             raise LoopError(f"step {self.index}: the loop over step.microbatches() {how}; every step must exhaust it")
 
     def _check_untouched(self) -> None:
         changed = self._manager.changed_since(self._versions)
         if changed is not None:
             raise LoopError(
-                f"step {self.index}: parameter {changed} was changed before the step was committed (is the optimizer stepped "
-                "inside the loop over step.microbatches(), or fused into backward?); step it after that loop"
+                f"step {self.index}: parameter {changed} was changed before the step was committed; is the optimizer "
+                "stepped inside the loop over step.microbatches(), or fused into backward? Step it after that loop"
             )

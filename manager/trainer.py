@@ -65,7 +65,9 @@ class Manager:
     ) -> None:
         self.settings = read_settings() if settings is None else settings
         if not self.settings.token:
-            raise UsageError("no job token: set LIGHTKEEPER_TOKEN or LIGHTKEEPER_TOKEN_FILE, the same for lighthouse and groups")
+            raise UsageError(
+                "no job token: set LIGHTKEEPER_TOKEN or LIGHTKEEPER_TOKEN_FILE, the same for lighthouse and groups"
+            )
         self.seed, self.rank = seed, int(os.environ.get("RANK", "0"))
         self.model, self.optimizer = model, optimizer
         self._parameters = _named_parameters(model)
@@ -184,7 +186,9 @@ class Manager:
             self._enter("closing", index)
             try:
                 assert self._group is not None
-                self._group.all_reduce(torch.zeros(1, device=self._parameters[0][1].device)).wait(self.settings.reduce_timeout_s)
+                self._group.all_reduce(torch.zeros(1, device=self._parameters[0][1].device)).wait(
+                    self.settings.reduce_timeout_s
+                )
                 vote = self._vote_for("closed")
             except GroupFailed as error:
                 vote = self._failed_vote(error)
@@ -263,7 +267,10 @@ class Manager:
     def _start(self) -> None:
         """Joins the job: waits until the first epoch is activated."""
         self._reducer = Reducer(
-            self._parameters, self._layout, int(self.settings.bucket_mb * (1 << 20)), note=self._record.overlap
+            self._parameters,
+            self._layout,
+            int(self.settings.bucket_mb * (1 << 20)),
+            note=self._record.overlap,
         )
         self._entries.serve(self._reducer)
         self._enter("join", 0)
@@ -311,7 +318,12 @@ class Manager:
         suspects = tuple(members[slot] for slot in getattr(error, "suspects", ()) if slot < len(members))
         self._record.failed()
         return local.Vote(
-            epoch=self._plan.epoch, step=self.page.step, outcome="failed", attempt=self._attempt, error=str(error), suspects=suspects
+            epoch=self._plan.epoch,
+            step=self.page.step,
+            outcome="failed",
+            attempt=self._attempt,
+            error=str(error),
+            suspects=suspects,
         )
 
     def _call(self, vote: local.Vote) -> local.Answer | None:
@@ -413,7 +425,13 @@ class Manager:
 
 
 def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:
-    modules = {"": model} if isinstance(model, nn.Module) else dict(model) if isinstance(model, Mapping) else dict(enumerate(model))
+    modules = (
+        {"": model}
+        if isinstance(model, nn.Module)
+        else dict(model)
+        if isinstance(model, Mapping)
+        else dict(enumerate(model))
+    )
     named = []
     for prefix, module in modules.items():
         for name, parameter in module.named_parameters():
@@ -428,4 +446,3 @@ def _shape_and_dtype(given: Any) -> tuple[Any, ...]:
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], torch.dtype):
         return given
     return (given,)
-

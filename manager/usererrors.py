@@ -27,9 +27,12 @@ def report_exceptions(send: Callable[[local.RankError], None], step: Callable[[]
             text = "".join(traceback.format_exception(kind, error, trace))
             send(
                 local.RankError(
-                    step=step(), type=kind.__name__, message=str(error)[:TEXT_CHARS_MAX], where=innermost(trace),
+                    step=step(),
+                    type=kind.__name__,
+                    message=str(error)[:TEXT_CHARS_MAX],
+                    where=innermost(trace),
                     traceback=text[-TEXT_CHARS_MAX:],
-                )  # fmt: skip
+                )
             )
         _previous(kind, error, trace)
 
