@@ -1,0 +1,307 @@
+"""How a group ends, what it gives up waiting for, and what it does after it stood still itself."""
+
+from __future__ import annotations
+
+import pytest
+from groupworld import GroupWorld, epoch
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.manager import local
+from lightkeeper.manager.machine import EXIT_ASKED, EXIT_FENCED, EXIT_GAVE_UP, EXIT_REFUSED, EXIT_STOPPED, RankView
+
+
+def test_a_killed_rank_ends_the_group_which_kills_the_rest_and_says_so() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.rank_ends(1, -9, "reduce", 7)
+    assert world.said(m.Died) == [m.Died("rank 1 was killed by SIGKILL", 1, "reduce", 7)]
+    assert world.killed == ["rank 1 was killed by SIGKILL"] and world.ended[0].exit_code == 137
+    world.rank_ends(0, -9)
+    assert len(world.said(m.Died)) == len(world.ended) == 1
+
+
+@pytest.mark.parametrize(("exit_code", "code"), [(3, 3), (-11, 139), (None, 1), (0, 1)])
+def test_the_groups_exit_code_is_its_ranks(exit_code: int | None, code: int) -> None:
+    world = GroupWorld()
+    world.start()
+    world.rank_ends(0, exit_code)
+    assert world.ended[0].exit_code == code
+
+
+def test_an_exit_0_before_the_run_was_closed_is_no_good_end() -> None:
+    world = GroupWorld()
+    world.start()
+    world.rank_ends(0, 0)
+    assert world.said(m.Died)[0].cause == "rank 0 exited 0 before the run was closed"
+
+
+def test_an_error_of_the_users_is_told_with_the_death() -> None:
+    world = GroupWorld()
+    world.start()
+    error = local.RankError(step=5, type="ValueError", message="loss is nan", where="train.py:12 in loop", traceback="Traceback")
+    world.rank_says(0, error)
+    assert not world.said(m.Died), "the process may still be about to print it"
+    world.rank_ends(0, 1, "compute", 5)
+    (died,) = world.said(m.Died)
+    assert died.cause == "rank 0 exited 1 after ValueError: loss is nan"
+    assert died.error == m.UserError(5, "ValueError", "loss is nan", "train.py:12 in loop")
+    assert world.events[0].traceback == "Traceback"
+
+
+def test_an_error_of_the_users_is_known_even_if_nobody_could_tell_the_exit_code() -> None:
+    world = GroupWorld()
+    world.start()
+    world.rank_says(0, local.RankError(step=5, type="ValueError", message="x", where="w", traceback=""))
+    world.rank_ends(0, None)
+    assert world.said(m.Died)[0].error is not None and world.ended[0].exit_code == 1
+
+
+def test_a_rank_that_ended_in_order_needs_no_exit_code() -> None:
+    world = GroupWorld()
+    world.start()
+    world.vote_all("reduced", 0, at=1, next_total=0)
+    world.vote_all("closed", 1, at=1, next_total=0)
+    world.rank_ends(0, None, phase="ended")
+    assert [end.exit_code for end in world.ended] == [0]
+
+
+def test_a_crash_after_the_run_was_closed_is_still_the_groups_exit_code() -> None:
+    world = GroupWorld()
+    world.start()
+    world.vote_all("closed", 0, at=1)
+    world.rank_ends(0, 9, phase="ended")
+    assert world.ended[0].exit_code == 9
+
+
+def test_fenced_means_killed() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.hears(m.Fence("its manager has been silent for 2.3 s"))
+    assert world.killed == ["left out of the job: its manager has been silent for 2.3 s"]
+    assert world.ended[0].exit_code == EXIT_FENCED
+
+
+def test_refused_for_good_ends_and_refused_for_now_does_not() -> None:
+    world = GroupWorld()
+    world.connect()
+    world.hears(m.Refused("its lease must pass first", retry=True))
+    assert not world.ended
+    world.hears(m.Refused("g1 differs from g0: w"))
+    assert world.ended[0].exit_code == EXIT_REFUSED and "g1 differs from g0: w" in world.ended[0].reason
+
+
+def test_a_stop_for_cause_is_answered_to_waiting_and_later_votes_and_is_the_exit_code() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.vote(0, "reduced", 0, at=1)
+    world.hears(m.Stop("the job contradicts itself", ok=False))
+    assert world.answers(0)[-1].verdict == "stop" and not world.answers(0)[-1].ok
+    assert world.pushed(1, local.Abort), "who stands in a reduce must come out of it"
+    world.vote(1, "failed", 0, at=1, error="aborted")
+    assert world.answers(1)[-1].reason == "the job contradicts itself"
+    world.rank_ends(0, 6)
+    world.rank_ends(1, 6)
+    assert [end.exit_code for end in world.ended] == [EXIT_STOPPED]
+
+
+# ---------------------------------------------------------------- helpers, leaving
+
+
+def test_a_helper_that_dies_takes_the_group_along() -> None:
+    world = GroupWorld()
+    world.start()
+    world._carry_out(world.machine.helper_ended("torch.distributed.run (pid 7)", -9, world.now))
+    assert world.said(m.Died)[0].cause == "its helper process torch.distributed.run (pid 7) was killed by SIGKILL"
+    assert world.killed and world.ended[0].exit_code == 1
+
+
+def test_a_helper_that_ends_after_the_run_is_no_news() -> None:
+    world = GroupWorld()
+    world.start()
+    world.vote_all("closed", 0, at=1)
+    world._carry_out(world.machine.helper_ended("torchrun", 0, world.now))
+    assert not world.ended and not world.said(m.Died)
+
+
+def test_a_script_that_never_made_a_manager_ends_in_order() -> None:
+    world = GroupWorld()
+    world.connect()
+    world._carry_out(world.machine.helper_ended("torchrun", 0, world.now))
+    assert world.ended[0].exit_code == 0 and "without using a Manager" in world.ended[0].reason
+
+
+def test_asked_to_leave_once_it_asks_and_twice_it_goes() -> None:
+    world = GroupWorld()
+    world.start()
+    world._carry_out(world.machine.asked_to_leave("SIGTERM", world.now))
+    assert world.said(m.Leave) == [m.Leave("SIGTERM")] and not world.ended
+    world._carry_out(world.machine.asked_to_leave("SIGTERM", world.now))
+    assert world.ended[0].exit_code == EXIT_ASKED and world.killed
+    assert world.said(m.Died)[0].cause == "SIGTERM: asked to end at once"
+
+
+def test_asked_to_leave_before_the_first_epoch_it_goes_at_once() -> None:
+    world = GroupWorld()
+    world.connect()
+    world._carry_out(world.machine.asked_to_leave("SIGINT", world.now))
+    assert world.ended[0].exit_code == EXIT_ASKED
+
+
+def test_a_rank_may_ask_for_its_group() -> None:
+    world = GroupWorld()
+    world.start()
+    world.rank_says(0, local.AskLeave(reason="spot instance"))
+    assert world.said(m.Leave) == [m.Leave("spot instance")]
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_a_lighthouse_that_is_not_there_at_the_start_is_given_up_after_the_budget_and_named() -> None:
+    world = GroupWorld(outage_budget_s=10, lighthouse="lh.example:29400")
+    world.ready()
+    world.pass_s(10)
+    assert not world.ended
+    world.pass_s(0.25)
+    assert world.ended[0].exit_code == EXIT_GAVE_UP
+    assert world.ended[0].reason == "the lighthouse at lh.example:29400 could not be reached for 10 s"
+    assert world.killed
+
+
+@pytest.mark.xfail(strict=True, reason="GroupMachine.connected is called at every attempt, and each attempt starts the budget anew")
+def test_attempts_that_reach_nobody_do_not_make_the_lighthouse_reached() -> None:
+    """`LighthouseLink` calls `connected` before it knows whether anybody answers, and `disconnected` after."""
+    world = GroupWorld(outage_budget_s=10, lighthouse="lh.example:29400")
+    for _ in range(30):
+        world._carry_out(world.machine.connected(world.now))
+        world.disconnect()
+        world.pass_s(1)
+    assert world.ended, "30 s without an answer, with a budget of 10 s"
+
+
+def test_the_lighthouse_may_be_away_for_as_long_as_training_goes_on() -> None:
+    world = GroupWorld(outage_budget_s=10)
+    world.start()
+    world.disconnect()
+    for step in range(30):
+        world.pass_s(5)
+        world.vote(0, "reduced", step, at=1)
+    assert not world.ended and world.machine.step == 30
+
+
+def test_a_vote_that_waits_longer_than_the_budget_ends_the_group_with_a_reason() -> None:
+    world = GroupWorld(outage_budget_s=10, lighthouse="lh.example:29400")
+    world.start()
+    world.prepare(2)
+    world.vote(0, "failed", 0, at=1, error="aborted")
+    world.disconnect()
+    world.pass_s(10)
+    assert not world.ended
+    world.pass_s(0.25)
+    assert world.ended[0].exit_code == EXIT_GAVE_UP
+    assert world.ended[0].reason == (
+        "step 0 has been waiting for 10 s, longer than the outage budget; the lighthouse at lh.example:29400 is not in touch"
+    )
+    assert world.said(m.Died)[0].cause == world.ended[0].reason
+
+
+def test_the_first_epoch_may_take_ten_budgets() -> None:
+    world = GroupWorld(outage_budget_s=10)
+    world.connect()
+    world.ready()
+    world.pass_s(100)
+    assert not world.ended
+    world.pass_s(0.25)
+    assert world.ended[0].exit_code == EXIT_GAVE_UP
+
+
+def test_computing_is_not_waiting() -> None:
+    world = GroupWorld(outage_budget_s=10)
+    world.start()
+    world.pass_s(1000)
+    assert not world.ended
+
+
+def test_what_the_job_waits_for_is_said_to_a_rank_that_waits_and_to_no_other() -> None:
+    world = GroupWorld()
+    world.start()
+    world.hears(m.Waiting(("g2",), "their promise", 1500))
+    assert not world.pushed(0, local.Say)
+    world.prepare(2)
+    world.vote(0, "failed", 0, at=1, error="x")
+    world.hears(m.Waiting(("g2",), "their promise", 1500))
+    assert world.pushed(0, local.Say)[0].line == "waiting for g2 (their promise) since 1.5 s"
+
+
+# ---------------------------------------------------------------- beats and the own clock
+
+
+def test_a_beat_says_what_the_slowest_rank_does() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.pass_s(0.25, {0: RankView("reduce", 0, 1.5, 0.0), 1: RankView("compute", 0, 0.0, 0.25)})
+    (beat,) = world.said(m.Beat)
+    assert beat == m.Beat(1, 0, "compute", 1500, 250)
+
+
+def test_after_a_gap_in_its_own_clock_it_answers_no_vote_until_its_epoch_stands() -> None:
+    world = GroupWorld()
+    world.start()
+    world.freeze_s(2.25)
+    assert world.said(m.Query) == [m.Query(epoch(1))]
+    world.vote(0, "reduced", 0, at=1)
+    assert not world.answers() and world.machine.last is None
+    world.hears(m.Stands(epoch(7)))
+    assert not world.answers(), "another epoch's"
+    world.hears(m.Stands(epoch(1)))
+    assert world.answer().verdict == "go"
+
+
+@pytest.mark.parametrize("first", ["vote", "prepare"])
+def test_the_gap_is_seen_by_whatever_comes_first_after_it(first: str) -> None:
+    world = GroupWorld()
+    world.start()
+    world.now += 2.25
+    if first == "vote":
+        world.vote(0, "reduced", 0, at=1)
+        assert not world.answers() and world.said(m.Query)
+    else:
+        world.prepare(2)
+        assert world.said(m.Query) and world.said(m.Promise)
+
+
+def test_a_gap_within_the_lease_is_nothing() -> None:
+    world = GroupWorld()
+    world.start()
+    world.freeze_s(2.0)
+    world.vote(0, "reduced", 0, at=1)
+    assert world.answer().verdict == "go" and not world.said(m.Query)
+
+
+def test_the_query_is_asked_again_on_a_new_stream() -> None:
+    world = GroupWorld()
+    world.start()
+    world.disconnect()
+    world.freeze_s(5)
+    world.forget()
+    world.connect()
+    assert world.said(m.Query) == [m.Query(epoch(1))]
+
+
+def test_an_activation_ends_the_doubt() -> None:
+    world = GroupWorld()
+    world.start()
+    world.freeze_s(5)
+    world.prepare(2)
+    world.activate(2)
+    world.vote(0, "reduced", 0, at=2)
+    assert world.answers()[-1].verdict == "go"
+
+
+def test_a_query_that_nobody_answers_ends_with_the_budget() -> None:
+    world = GroupWorld(outage_budget_s=10)
+    world.start()
+    world.freeze_s(5)
+    world.vote(0, "reduced", 0, at=1)
+    world.pass_s(10.25)
+    assert world.ended[0].exit_code == EXIT_GAVE_UP and world.machine.last is None

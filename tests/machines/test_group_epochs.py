@@ -1,0 +1,266 @@
+"""Promises, activations and planned epochs as one group's manager sees them."""
+
+from __future__ import annotations
+
+import pytest
+from groupworld import TOTAL, GroupWorld, epoch, membership
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.names import Entry, Term
+from lightkeeper.manager import local
+from lightkeeper.manager.actions import DropKeys, Tell, ToRanks
+
+
+def test_it_promises_at_once_without_its_ranks() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.vote_all("reduced", 0, at=1)
+    world.forget()
+    world.prepare(2)
+    assert world.said(m.Promise) == [
+        m.Promise(epoch(2), membership(1, "g0", "g1", "g2", base=0), (), Entry(epoch(1), 0), tuple(range(8, 16)), TOTAL)
+    ]
+
+
+def test_reduces_are_aborted_and_keys_void_before_the_promise_is_spoken() -> None:
+    world = GroupWorld()
+    world.start()
+    actions = world.machine.received(m.Prepare(epoch(2)), world.now)
+    assert [type(action) for action in actions] == [ToRanks, DropKeys, Tell]
+    assert actions[0].message.below == 2 and actions[1].below == 2
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_lower_or_known_epoch_asks_in_vain(number: int) -> None:
+    world = GroupWorld()
+    world.start()
+    world.prepare(3)
+    world.activate(3)
+    world.prepare(5)
+    world.forget()
+    world.prepare(number)
+    assert not world.told and not world.to_ranks[0]
+
+
+def test_a_lower_term_asks_and_activates_in_vain() -> None:
+    world = GroupWorld()
+    world.start()
+    world.connect(term=Term(5, "lh"))
+    world.forget()
+    world.prepare(9, term=Term(4, "lh"))
+    world.activate(9, term=Term(4, "lh"))
+    world.hears(m.Prepare(epoch(9, Term(4, "lh")), epoch(1), membership(9, "g0", "g1", base=1, term=Term(4, "lh"))))
+    assert not world.told and not world.to_ranks[0] and world.machine.known.epoch == epoch(1)
+    world.prepare(9, term=Term(5, "lh"))
+    assert world.said(m.Promise)
+
+
+def test_a_welcome_of_a_lower_term_does_not_lower_what_was_acknowledged() -> None:
+    world = GroupWorld()
+    world.connect(term=Term(5, "lh"))
+    world.connect(term=Term(4, "other"))
+    assert world.machine.hello().acknowledged == Term(5, "lh")
+
+
+def test_an_activation_below_what_was_promised_or_repeated_has_no_effect() -> None:
+    world = GroupWorld()
+    world.start()
+    world.prepare(3)
+    world.forget()
+    world.activate(2)
+    assert world.machine.known.epoch == epoch(1) and not world.to_ranks[0]
+    world.activate(3, share=(1, 2))
+    assert world.machine.known.epoch == epoch(3)
+    world.forget()
+    world.activate(3, share=(7,))
+    assert world.machine.share == (1, 2) and not world.to_ranks[0] and not world.told
+
+
+def test_an_activation_without_this_incarnation_has_no_effect() -> None:
+    world = GroupWorld()
+    world.start()
+    world.prepare(2)
+    world.activate(2, "g0", "g2")
+    assert world.machine.known.epoch == epoch(1)
+
+
+def test_every_rank_is_told_to_build_before_it_is_answered() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.vote_all("failed", 0, at=1, error="broken")
+    world.prepare(2)
+    world.forget()
+    world.activate(2, "g1", "g2")
+    for rank in range(2):
+        assert [type(x) for x in world.to_ranks[rank]] == [local.Build, local.Answer]
+        assert world.to_ranks[rank][0].plan == world.to_ranks[rank][1].plan
+        assert world.to_ranks[rank][0].plan.slot == 0
+    assert world.dropped == [2]
+
+
+def test_the_first_answer_after_joining_is_the_first_epoch() -> None:
+    world = GroupWorld(ranks=2)
+    world.connect()
+    world.ready()
+    (join,) = world.said(m.Join)
+    assert join.ranks == ("g1:10", "g1:11") and join.signature == {"w": "float32[2]", "rank 1: w": "float32[2]"}
+    world.prepare(1)
+    assert world.said(m.Promise) == [m.Promise(epoch(1), None, (), None, (), TOTAL)]
+    world.activate(1, step=0, share=(3,))
+    plan = world.answer().plan
+    assert plan is not None and (plan.share, plan.step, plan.adopt) == ((3,), 0, None)
+
+
+def test_it_joins_only_when_every_rank_is_ready() -> None:
+    world = GroupWorld(ranks=2)
+    world.connect()
+    register = local.Register(token="t", rank=0, pid=1, transfer="x:1", progress="")
+    world.machine.register(register, world.now)
+    world.rank_says(0, local.Ready(signature={}, total=1))
+    assert not world.said(m.Join)
+
+
+def test_a_new_stream_begins_with_all_that_may_have_been_missed() -> None:
+    world = GroupWorld()
+    world.start()
+    world.vote(0, "failed", 0, at=1, error="broken")
+    world.machine.asked_to_leave("SIGTERM", world.now)
+    world.disconnect()
+    world.forget()
+    world.connect()
+    kinds = [type(message) for message in world.told]
+    assert kinds == [m.Hello, m.Join, m.Failed, m.Leave]
+    hello = world.said(m.Hello)[0]
+    assert hello.known == membership(1, "g0", "g1", "g2", base=0) and hello.acknowledged == Term(1, "lh")
+
+
+# ---------------------------------------------------------------- planned
+
+
+def planned_leave_of_g2(world: GroupWorld) -> None:
+    """Epoch 2 without g2 is prepared, and all ranks have built it."""
+    world.plan(2, "g0", "g1", base=1)
+    for rank in range(world.size):
+        world.rank_says(rank, local.Built(epoch=2))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_planned_epoch_gets_its_flag_once_all_ranks_have_built_and_is_in_force_by_the_entry(ranks: int) -> None:
+    world = GroupWorld(ranks)
+    world.start()
+    world.plan(2, "g0", "g1", base=1)
+    for rank in range(ranks):
+        (build,) = world.pushed(rank, local.Build)[-1:]
+        assert build.plan.planned and build.plan.members == ("g0", "g1") and build.plan.epoch == 2
+    for rank in range(ranks):
+        world.vote_all("reduced", rank, at=1)
+        assert world.answer().ready == 0, "not all ranks have built"
+        world.rank_says(rank, local.Built(epoch=2))
+    world.vote_all("reduced", ranks, at=1)
+    assert world.answer().ready == 2 and world.answer().epoch == 1
+    world.vote_all("reduced", ranks + 1, at=1)  # somebody else was not ready: the entry carries no flag
+    assert world.answer().ready == 2 and world.answer().epoch == 1
+    world.vote_all("reduced", ranks + 2, at=1, activates=2)
+    answer = world.answer()
+    assert (answer.epoch, answer.ready, answer.verdict) == (2, 0, "go")
+    assert answer.share == tuple(range(12, 24)), "second of two"
+    assert world.machine.last == Entry(epoch(1), ranks + 2), "the entry has the name of the epoch that reduced it"
+    world.vote_all("reduced", ranks + 3, at=2)
+    assert world.machine.last == Entry(epoch(2), ranks + 3)
+
+
+def test_the_leaver_has_nothing_to_build_and_is_answered_leave() -> None:
+    world = GroupWorld()
+    world.start()
+    world.machine.asked_to_leave("SIGTERM", world.now)
+    world.plan(2, "g0", "g2", base=1)
+    assert not world.pushed(0, local.Build)
+    world.vote_all("reduced", 0, at=1)
+    assert world.answer().ready == 2
+    world.vote_all("reduced", 1, at=1, activates=2)
+    assert (world.answer().verdict, world.answer().share, world.answer().reason) == ("leave", (), "SIGTERM")
+    world.rank_ends(0, 0)
+    assert [end.exit_code for end in world.ended] == [0] and not world.said(m.Died)
+
+
+def test_a_planned_epoch_on_another_base_or_below_a_promise_is_ignored() -> None:
+    world = GroupWorld()
+    world.start()
+    world.forget()
+    world.plan(5, "g0", "g1", base=4)
+    assert not world.to_ranks[0]
+    world.prepare(3)
+    world.forget()
+    world.plan(2, "g0", "g1", base=1)
+    assert not world.to_ranks[0]
+
+
+def test_the_same_planned_prepare_again_builds_nothing_anew() -> None:
+    world = GroupWorld()
+    world.start()
+    planned_leave_of_g2(world)
+    world.plan(2, "g0", "g1", base=1)
+    assert len(world.pushed(0, local.Build)) == 1
+    world.vote_all("reduced", 0, at=1)
+    assert world.answer().ready == 2
+
+
+def test_a_newer_planned_prepare_replaces_one_whose_flag_was_not_given() -> None:
+    world = GroupWorld()
+    world.start()
+    planned_leave_of_g2(world)
+    world.plan(3, "g1", base=1)
+    world.vote_all("reduced", 0, at=1)
+    assert world.answer().ready == 0
+    world.rank_says(0, local.Built(epoch=2))  # late, of the one that was replaced
+    world.vote_all("reduced", 1, at=1)
+    assert world.answer().ready == 0
+    world.rank_says(0, local.Built(epoch=3))
+    world.vote_all("reduced", 2, at=1)
+    assert world.answer().ready == 3
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="GroupMachine._switch knows only the newest planned epoch")
+def test_a_planned_epoch_whose_flags_are_under_way_comes_into_force_although_a_newer_was_prepared() -> None:
+    """All members carry flag 2 in step 1; then a newer `Prepare` arrives; then the entry."""
+    world = GroupWorld()
+    world.start()
+    planned_leave_of_g2(world)
+    world.vote_all("reduced", 0, at=1)
+    assert world.answer().ready == 2
+    world.plan(3, "g1", base=1)
+    world.vote_all("reduced", 1, at=1, activates=2)
+    assert world.answer().epoch == 2 and world.machine.known.groups == ("g0", "g1")
+
+
+def test_a_promise_names_what_is_prepared_and_a_recovery_drops_it() -> None:
+    world = GroupWorld()
+    world.start()
+    planned_leave_of_g2(world)
+    world.prepare(3)
+    (promise,) = world.said(m.Promise)
+    assert [p.epoch for p in promise.prepared] == [epoch(2)]
+    world.activate(3)
+    world.vote_all("reduced", 0, at=3)
+    assert world.answer().ready == 0 and world.machine.hello().prepared == ()
+
+
+def test_a_promise_after_the_switch_names_the_planned_epoch_as_known() -> None:
+    world = GroupWorld()
+    world.start()
+    planned_leave_of_g2(world)
+    world.vote_all("reduced", 0, at=1)
+    world.vote_all("reduced", 1, at=1, activates=2)
+    world.prepare(3)
+    promise = world.said(m.Promise)[-1]
+    assert promise.known.epoch == epoch(2) and promise.last == Entry(epoch(1), 1) and promise.held == tuple(range(12, 24))
+
+
+def test_the_leaver_knows_the_newest_epoch_although_it_is_not_in_it() -> None:
+    world = GroupWorld()
+    world.start()
+    world.plan(2, "g0", "g2", base=1)
+    world.vote_all("reduced", 0, at=1)
+    world.vote_all("reduced", 1, at=1, activates=2)
+    world.prepare(3)
+    assert world.said(m.Promise)[-1].known.groups == ("g0", "g2")
