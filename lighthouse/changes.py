@@ -1,0 +1,291 @@
+"""How a job's membership changes: recoveries, planned changes, and the job's end.
+
+`_consider` is called after every event and does whatever the state asks for.
+"""
+
+from __future__ import annotations
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promised, Send
+from lightkeeper.lighthouse.group import Gone, Group
+from lightkeeper.lighthouse.job import Job
+from lightkeeper.lighthouse.log import JobHistory
+from lightkeeper.lighthouse.names import Epoch, Membership
+from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, most_blamed, newest_known, unheard
+from lightkeeper.lighthouse.silence import verdict
+
+RECOVERIES_MAX = 3
+FENCED_KEPT_MAX = 10_000
+
+
+class Changes(Job):
+    """A job that changes by recoveries and planned changes."""
+
+    # ------------------------------------------------------------ what follows from the state
+
+    def _consider(self, now: float) -> list[Action]:
+        """After every event: begins, restarts or concludes a recovery, or prepares a planned change."""
+        actions: list[Action] = []
+        if self.stopped is not None:
+            return self._end(actions)
+        actions += self._judge(now)
+        cause = self._cause(now)
+        if self.recovery is None and cause is None:
+            return actions + self._plan(now)
+        asked = frozenset(g.name for g in self._participants())
+        if not asked:
+            return actions + self._nobody_left()
+        if self.recovery is None or asked != self.recovery.asked:
+            actions += self._ask(asked, cause or (self.recovery.cause if self.recovery else ""), now)
+        assert self.recovery is not None
+        if not self.recovery.missing:
+            actions += self._activate(now)
+        return actions
+
+    def _judge(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        members = self._members()
+        for group in members:
+            if group.gone is None:
+                group.gone = verdict(members, group, self.recovery is not None, self.bounds.lease_s, now)
+                if group.gone is not None:
+                    actions.append(self._lost(group))
+        return actions
+
+    # ------------------------------------------------------------ recovery
+
+    def _ask(self, asked: frozenset[str], cause: str, now: float) -> list[Action]:
+        self.highest += 1
+        since = now if self.recovery is None else self.recovery.since
+        epoch = Epoch(self.highest, self.term)
+        self.recovery = Recovery(epoch, cause, since, asked)
+        base = None if self.newest is None else self.newest.epoch
+        actions: list[Action] = [Promised(self.highest)]
+        actions.append(
+            Note(
+                "prepared",
+                {"epoch": epoch, "base": base, "members": sorted(asked), "change": "recovery", "why": cause},
+            )
+        )
+        for name in sorted(asked):
+            actions += self._send(self.groups[name], m.Prepare(epoch, base))
+        return actions
+
+    def _activate(self, now: float) -> list[Action]:
+        assert self.recovery is not None
+        recovery, promises = self.recovery, self.recovery.promises
+        top = newest_known(self.newest, promises)
+        if top is not None and (self.newest is None or top.epoch != self.newest.epoch):
+            self.newest, self.planned = top, None
+            return self._consider(now)
+        if unheard(self.newest, promises) is not None or not self._may_leave_out():
+            return []
+        if any(group.gone is None and group.name not in recovery.asked for group in self._members()):
+            return []  # silent, but not yet long enough to be left out
+        candidates = self._candidates()
+        assert self.config is not None
+        try:
+            concluded = conclude(candidates, promises)
+        except Contradiction as error:
+            return self._stop(f"the job contradicts itself and must not go on: {error}", ok=False)
+        if len(concluded.members) < self.config.minimum:
+            return []
+        members = tuple(self.groups[name].member() for name in concluded.members)
+        base = None if self.newest is None else self.newest.epoch
+        membership = Membership(recovery.epoch, members, base)
+        self.activation = m.Activate(
+            membership,
+            concluded.first_step,
+            concluded.total,
+            concluded.shares,
+            concluded.donors,
+            concluded.entry,
+            recovery.cause,
+        )
+        self.newest, self.planned, self.recovery = membership, None, None
+        actions: list[Action] = [Activated(membership), self._activated_note()]
+        actions += self._repeat_activation()
+        for group in self.groups.values():
+            group.failed = None
+            if group.join is not None and group.name not in concluded.members:
+                actions += self._fence(group, group.gone.cause if group.gone else "it lags by more than one entry")
+        return actions + (self._count_recovery() if base is not None else [])
+
+    def _count_recovery(self) -> list[Action]:
+        """Three recoveries in a row without a commit: leave out whom most failures name, then stop."""
+        self.recoveries_without_commit += 1
+        if self.recoveries_without_commit <= RECOVERIES_MAX or self.newest is None:
+            return []
+        blamed = most_blamed(self.suspects, self.newest.groups)
+        if blamed is None or len(self.newest.groups) == 1:
+            return self._stop(
+                f"{RECOVERIES_MAX} recoveries in a row without a commit; first cause: {self.first_failure}",
+                ok=False,
+            )
+        group = self.groups[blamed]
+        group.gone = Gone(
+            f"named by most of {RECOVERIES_MAX} failed recoveries; first cause: {self.first_failure}",
+            "failures",
+        )
+        self.recoveries_without_commit = 0
+        self.suspects.clear()
+        return [self._lost(group), *self._fence(group, group.gone.cause), *self._consider(self._ticked_s)]
+
+    # ------------------------------------------------------------ planned changes
+
+    def _plan(self, now: float) -> list[Action]:
+        """Prepares the newest epoch without those who asked to leave."""
+        if self.newest is None:
+            return []
+        leavers = {g.name for g in self._members() if g.leaving}
+        if not leavers:
+            return []
+        if leavers == set(self.newest.groups):
+            reasons = {g.leaving for g in self._members()}
+            return self._stop("all groups asked to leave: " + "; ".join(sorted(reasons)), ok=True)
+        staying = tuple(member for member in self.newest.members if member.group not in leavers)
+        if self.planned is not None and self.planned.members == staying:
+            return []
+        self.highest += 1
+        self.planned = Membership(Epoch(self.highest, self.term), staying, self.newest.epoch)
+        prepare = m.Prepare(self.planned.epoch, self.newest.epoch, self.planned)
+        note = {
+            "epoch": self.planned.epoch,
+            "base": self.newest.epoch,
+            "members": list(self.planned.groups),
+            "change": "planned",
+            "why": f"{', '.join(sorted(leavers))} leaves",
+        }
+        actions: list[Action] = [Promised(self.highest, self.planned), Note("prepared", note)]
+        for group in self._members():
+            actions += self._send(group, prepare)
+        return actions
+
+    def _planned_is_in_force(self) -> list[Action]:
+        """A beat shows that the entries have activated the planned epoch."""
+        assert self.planned is not None
+        old, self.newest, self.planned = self.newest, self.planned, None
+        self.activation, self.recovery = None, None
+        for name in old.groups if old else ():
+            if self._member(name) is None:
+                self.groups[name].gone = Gone(f"left: {self.groups[name].leaving}", "left")
+        note = Note(
+            "activated",
+            {
+                "epoch": self.newest.epoch,
+                "members": list(self.newest.groups),
+                "first_step": self._first_step_now(),
+                "cause": "planned",
+            },
+        )
+        return [Activated(self.newest), note]
+
+    # ------------------------------------------------------------ ends
+
+    def _nobody_left(self) -> list[Action]:
+        if self.newest is None or any(g.gone is None for g in self._members()):
+            return []
+        causes = "; ".join(f"{g.name}: {g.gone.cause}" for g in self._members() if g.gone)
+        return self._forget(f"no group is left ({causes})")
+
+    def _forget(self, reason: str) -> list[Action]:
+        """The job has no living member: the next epoch is a first one."""
+        self.newest, self.recovery, self.activation, self.planned = None, None, None, None
+        self.reference, self.first_join_s = None, None
+        self.recoveries_without_commit, self.first_failure = 0, ""
+        self.suspects.clear()
+        self.errors.clear()
+        self.groups = {g.name: g for g in self.groups.values() if g.in_touch}
+        return [Ended(reason), Note("job_stopped", {"reason": reason, "ok": False})]
+
+    def _same_error_everywhere(self, error: m.UserError) -> list[Action]:
+        """The same exception in all groups at one step is the job's bug: say so and do not heal."""
+        members = self._members()
+        if not members or any(
+            g.gone is None or g.name not in self.errors or not self.errors[g.name].alike(error) for g in members
+        ):
+            return []
+        return self._stop(
+            f"the same exception in all groups at step {error.step}, a bug of the job: "
+            f"{error.kind}: {error.message} ({error.where})",
+            ok=False,
+        )
+
+    def _stop(self, reason: str, ok: bool) -> list[Action]:
+        self.stopped = m.Stop(reason, ok)
+        actions: list[Action] = [Ended(reason), Note("job_stopped", {"reason": reason, "ok": ok})]
+        return self._end(actions)
+
+    def _end(self, actions: list[Action]) -> list[Action]:
+        """The job has stopped: tell whoever still waits, and forget it once nobody is there."""
+        assert self.stopped is not None
+        for group in self.groups.values():
+            waits = group.failed is not None or not self.stopped.ok or self.recovery is not None
+            if group.in_touch and waits:
+                actions += self._send(group, self.stopped)
+                group.gone = Gone(self.stopped.reason, "left")
+        if not any(group.in_touch for group in self.groups.values()):
+            highest, term, bounds, fenced = self.highest, self.term, self.bounds, self.fenced
+            self.__init__(self.job, term, JobHistory(highest), bounds, self._ticked_s)  # type: ignore[misc]
+            self.fenced = fenced
+        return actions
+
+    # ------------------------------------------------------------ words
+
+    def _send(self, group: Group, message: m.ToManager) -> list[Action]:
+        return [] if group.connection is None else [Send(group.connection, message)]
+
+    def _fence(self, group: Group, reason: str) -> list[Action]:
+        self.fenced[group.incarnation] = reason
+        while len(self.fenced) > FENCED_KEPT_MAX:
+            self.fenced.pop(next(iter(self.fenced)))
+        note = Note("fenced", {"group": group.name, "incarnation": group.incarnation, "reason": reason})
+        group.gone = group.gone or Gone(reason, "fenced")
+        return [note, *self._send(group, m.Fence(reason))]
+
+    def _lost(self, group: Group) -> Note:
+        assert group.gone is not None
+        gone = group.gone
+        fields = {
+            "group": group.name,
+            "incarnation": group.incarnation,
+            "cause": gone.cause,
+            "detected_by": gone.detected_by,
+            "phase": gone.phase,
+            "step": gone.step,
+        }
+        return Note("group_lost", fields)
+
+    def _repeat_activation(self) -> list[Action]:
+        actions: list[Action] = []
+        if self.activation is not None and self.recovery is None and self.newest == self.activation.membership:
+            for group in self._members():
+                if group.beat is None or group.beat.epoch < self.newest.epoch.number:
+                    actions += self._send(group, self.activation)
+        return actions
+
+    def _activated_note(self) -> Note:
+        assert self.activation is not None
+        act = self.activation
+        shares = {share.group: list(share.microbatches) for share in act.shares}
+        return Note(
+            "activated",
+            {
+                "epoch": act.membership.epoch,
+                "members": list(act.membership.groups),
+                "first_step": act.first_step,
+                "shares": shares,
+                "cause": act.cause,
+            },
+        )
+
+    def _say_waiting(self, now: float) -> list[Action]:
+        whom, why, since_s = self.waiting(now)
+        if not whom:
+            return []
+        waiting = m.Waiting(whom, why, round(since_s * 1000))
+        actions: list[Action] = [Note("waiting", {"whom": ", ".join(whom), "why": why, "since_s": since_s})]
+        for group in self.groups.values():
+            if group.in_touch:
+                actions += self._send(group, waiting)
+        return actions

@@ -1,0 +1,149 @@
+"""One job's state, and the questions that its state answers. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.admission import View
+from lightkeeper.lighthouse.group import Group
+from lightkeeper.lighthouse.log import JobHistory
+from lightkeeper.lighthouse.names import Membership, Term
+from lightkeeper.lighthouse.recovery import Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The lighthouse's times, in seconds.
+
+    Attributes:
+        lease_s: how long a silence is borne when somebody waits.
+        beat_s: how often a manager beats.
+    """
+
+    lease_s: float = 2.0
+    beat_s: float = 0.2
+
+
+class Job:
+    """Members of one job, as the lighthouse knows them.
+
+    Args:
+        job: the job's id.
+        term: the reigning lighthouse's term.
+        history: what the log knows of the job.
+        bounds: lease and beat.
+        now: monotonic seconds at the lighthouse's start.
+    """
+
+    def __init__(self, job: str, term: Term, history: JobHistory, bounds: Bounds, now: float) -> None:
+        self.job, self.term, self.bounds = job, term, bounds
+        self.highest = history.highest
+        self.newest = history.membership
+        self.planned: Membership | None = next(iter(history.prepared[-1:]), None)
+        self.reigns = True
+        self.groups: dict[str, Group] = {}
+        self.fenced: dict[str, str] = {}
+        self.config: m.Hello | None = None
+        self.reference: tuple[str, m.Join] | None = None
+        self.first_join_s: float | None = None
+        self.recovery: Recovery | None = None
+        self.activation: m.Activate | None = None
+        self.recoveries_without_commit = 0
+        self.suspects: Counter[str] = Counter()
+        self.first_failure = ""
+        self.errors: dict[str, m.UserError] = {}
+        self.stopped: m.Stop | None = None
+        self._said_s = now
+        self._ticked_s = now
+        for member in self.newest.members if self.newest else ():
+            self.groups[member.group] = Group(member.group, member.incarnation, heard=now)
+
+    def waiting(self, now: float) -> tuple[tuple[str, ...], str, float]:
+        """For whom the job waits, why, and since how many seconds; empty if it does not wait."""
+        if self.recovery is not None:
+            since_s = now - self.recovery.since
+            if self.recovery.missing:
+                return self.recovery.missing, "their promise", since_s
+            if not self._may_leave_out() and self.newest is not None:
+                return (
+                    tuple(g for g in self.newest.groups if g not in self.recovery.promises),
+                    "this lighthouse may not leave anybody out",
+                    since_s,
+                )
+            minimum = self.config.minimum if self.config else 0
+            return ("any group",), f"at least {minimum} groups", since_s
+        if self.newest is None and self.config is not None and self.first_join_s is not None:
+            joined = len(self._joined())
+            return (
+                (f"{self.config.groups - joined} more groups",),
+                f"the first epoch needs {self.config.groups}",
+                now - self.first_join_s,
+            )
+        return (), "", 0.0
+
+    def _cause(self, now: float) -> str | None:
+        """Why a recovery is needed, or None."""
+        if self.newest is None:
+            return "first epoch" if self._may_start(now) else None
+        for group in self._members():
+            if group.gone is not None:
+                return f"{group.name}: {group.gone.cause}"
+        for group in self._members():
+            if group.failed is not None:
+                return f"{group.name} reported: {group.failed.error}"
+        return None
+
+    def _may_start(self, now: float) -> bool:
+        joined = len(self._joined())
+        if self.config is None or self.first_join_s is None:
+            return False
+        window_s = self.config.start_window_s
+        word = window_s > 0 and now - self.first_join_s >= window_s
+        return joined >= self.config.groups or (word and joined >= self.config.minimum)
+
+    def _participants(self) -> list[Group]:
+        """All in touch that may be asked for a promise: members of the newest epoch, or all that joined."""
+        if self.newest is None:
+            return [group for group in self._joined() if group.in_touch]
+        return [group for group in self._members() if group.in_touch]
+
+    def _candidates(self) -> list[str]:
+        """Promisers in slot order, less the one whom three failed recoveries name most."""
+        assert self.recovery is not None
+        names = sorted(self.recovery.asked)
+        if self.newest is not None:
+            names = [g for g in self.newest.groups if g in self.recovery.asked]
+        return names
+
+    def _may_leave_out(self) -> bool:
+        """Leaving out somebody silent takes a lighthouse that reigns; else every member must have promised."""
+        assert self.recovery is not None
+        if self.reigns or self.newest is None:
+            return True
+        return all(group in self.recovery.promises for group in self.newest.groups)
+
+    def _first_step_now(self) -> int:
+        return max((g.beat.step for g in self._members() if g.beat), default=0)
+
+    def _view(self) -> View:
+        return View(self.config, self.groups, self.newest, self.stopped)
+
+    def _members(self) -> list[Group]:
+        """Groups of the newest epoch's incarnations, in slot order."""
+        return (
+            [] if self.newest is None else [g for name in self.newest.groups if (g := self._member(name)) is not None]
+        )
+
+    def _member(self, name: str) -> Group | None:
+        group = self.groups.get(name)
+        if group is None or self.newest is None or self.newest.slot_of(name, group.incarnation) is None:
+            return None
+        return group
+
+    def _joined(self) -> list[Group]:
+        return [g for g in self.groups.values() if g.join is not None and g.gone is None]
+
+    def _others_joined(self, name: str) -> bool:
+        return any(g.name != name and g.gone is None and g.join is not None for g in self.groups.values())
