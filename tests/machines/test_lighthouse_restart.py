@@ -78,16 +78,20 @@ def test_it_died_between_logging_an_activation_and_sending_it() -> None:
     assert world.activate("g1").membership.epoch.number > 2
 
 
-@pytest.mark.xfail(strict=True, reason="Hello does not say that a higher epoch than the known one was promised")
-def test_it_died_during_a_recovery_that_a_death_had_begun() -> None:
-    """g0 and g1 have promised epoch 2: no reduce of epoch 1 goes on, and nobody stands in one any more."""
+@pytest.mark.xfail(strict=True, reason="admission.refusal lets any known incarnation in, and JobMachine._hello then forgets the running job")
+def test_who_was_left_out_after_a_restart_does_not_end_the_job_by_returning() -> None:
+    """g2 had not come back to this lighthouse when it was left out, so it had joined nothing here."""
     world, membership = running()
-    world.die("g2")
-    world.promise("g0", 4)
     world.restart()
     back(world, membership, "g0", "g1")
-    world.pass_s(20, {"g0": 5, "g1": 5})
-    assert world.is_asked("g0"), "both wait for an epoch that nobody is preparing"
+    world.pass_s(2.25, {"g0": 5, "g1": 5}, waiting_ms=2500)
+    world.promise("g0", 4)
+    world.promise("g1", 4)
+    running_now = world.newest
+    assert running_now.groups == ("g0", "g1")
+    back(world, membership, "g2")
+    assert world.machine.newest == running_now, "g0 and g1 are training in an epoch that the lighthouse has just forgotten"
+    assert world.told("g2", m.Fence)
 
 
 def test_with_an_empty_disk_it_learns_the_epoch_from_the_members_and_goes_on() -> None:
