@@ -39,7 +39,7 @@ def run() -> dict[str, Any]:
             measured = trainers.result_of(1, timeout_s=120)["g0"]
         finally:
             trainers.end()
-    heard = {name: count for name, count in sorted(lighthouse.heard.items())}
+    heard = dict(sorted(lighthouse.heard.items()))
     beats = heard.get("Beat", 0)
     others = sum(heard.values()) - beats
     vote_s = statistics.median(measured["vote_s"])

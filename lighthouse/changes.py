@@ -9,7 +9,6 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promised, Send
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import Job
-from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import Epoch, Membership
 from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, most_blamed, newest_known, unheard
 from lightkeeper.lighthouse.silence import verdict
@@ -32,6 +31,9 @@ class Changes(Job):
         cause = self._cause(now)
         if self.recovery is None and cause is None:
             return actions + self._plan(now)
+        if self.newest is None and not self._may_start(now):
+            self.recovery = None  # a group went away before the first epoch: wait for all again
+            return actions
         asked = frozenset(g.name for g in self._participants())
         if not asked:
             return actions + self._nobody_left()
@@ -76,7 +78,7 @@ class Changes(Job):
         recovery, promises = self.recovery, self.recovery.promises
         top = newest_known(self.newest, promises)
         if top is not None and (self.newest is None or top.epoch != self.newest.epoch):
-            self.newest, self.planned = top, None
+            self.newest, self.prepared = top, []
             return self._consider(now)
         if unheard(self.newest, promises) is not None or not self._may_leave_out():
             return []
@@ -102,13 +104,14 @@ class Changes(Job):
             concluded.entry,
             recovery.cause,
         )
-        self.newest, self.planned, self.recovery = membership, None, None
+        left_out = [group for group in self._members() if group.name not in concluded.members]
+        self.newest, self.prepared, self.recovery, self.reigns = membership, [], None, True
         actions: list[Action] = [Activated(membership), self._activated_note()]
         actions += self._repeat_activation()
+        for group in left_out:
+            actions += self._fence(group, group.gone.cause if group.gone else "it lags by more than one entry")
         for group in self.groups.values():
             group.failed = None
-            if group.join is not None and group.name not in concluded.members:
-                actions += self._fence(group, group.gone.cause if group.gone else "it lags by more than one entry")
         return actions + (self._count_recovery() if base is not None else [])
 
     def _count_recovery(self) -> list[Action]:
@@ -137,48 +140,50 @@ class Changes(Job):
         """Prepares the newest epoch without those who asked to leave."""
         if self.newest is None:
             return []
-        leavers = {g.name for g in self._members() if g.leaving}
+        leavers = self._leavers()
         if not leavers:
             return []
         if leavers == set(self.newest.groups):
             reasons = {g.leaving for g in self._members()}
+            self.told_to_stop = True
             return self._stop("all groups asked to leave: " + "; ".join(sorted(reasons)), ok=True)
         staying = tuple(member for member in self.newest.members if member.group not in leavers)
-        if self.planned is not None and self.planned.members == staying:
+        latest = self._planned()
+        if latest is not None and latest.members == staying:
             return []
         self.highest += 1
-        self.planned = Membership(Epoch(self.highest, self.term), staying, self.newest.epoch)
-        prepare = m.Prepare(self.planned.epoch, self.newest.epoch, self.planned)
+        planned = Membership(Epoch(self.highest, self.term), staying, self.newest.epoch)
+        self.prepared.append(planned)
+        prepare = m.Prepare(planned.epoch, self.newest.epoch, planned)
         note = {
-            "epoch": self.planned.epoch,
+            "epoch": planned.epoch,
             "base": self.newest.epoch,
-            "members": list(self.planned.groups),
+            "members": list(planned.groups),
             "change": "planned",
             "why": f"{', '.join(sorted(leavers))} leaves",
         }
-        actions: list[Action] = [Promised(self.highest, self.planned), Note("prepared", note)]
+        actions: list[Action] = [Promised(self.highest, planned), Note("prepared", note)]
         for group in self._members():
             actions += self._send(group, prepare)
         return actions
 
-    def _planned_is_in_force(self) -> list[Action]:
-        """A beat shows that the entries have activated the planned epoch."""
-        assert self.planned is not None
-        old, self.newest, self.planned = self.newest, self.planned, None
-        self.activation, self.recovery = None, None
+    def _planned_is_in_force(self, planned: Membership) -> list[Action]:
+        """A member shows that the entries have activated this planned epoch."""
+        old, self.newest, self.prepared = self.newest, planned, []
+        self.activation = None
         for name in old.groups if old else ():
             if self._member(name) is None:
                 self.groups[name].gone = Gone(f"left: {self.groups[name].leaving}", "left")
         note = Note(
             "activated",
             {
-                "epoch": self.newest.epoch,
-                "members": list(self.newest.groups),
+                "epoch": planned.epoch,
+                "members": list(planned.groups),
                 "first_step": self._first_step_now(),
                 "cause": "planned",
             },
         )
-        return [Activated(self.newest), note]
+        return [Activated(planned), note]
 
     # ------------------------------------------------------------ ends
 
@@ -190,11 +195,7 @@ class Changes(Job):
 
     def _forget(self, reason: str) -> list[Action]:
         """The job has no living member: the next epoch is a first one."""
-        self.newest, self.recovery, self.activation, self.planned = None, None, None, None
-        self.reference, self.first_join_s = None, None
-        self.recoveries_without_commit, self.first_failure = 0, ""
-        self.suspects.clear()
-        self.errors.clear()
+        self._clear()
         self.groups = {g.name: g for g in self.groups.values() if g.in_touch}
         return [Ended(reason), Note("job_stopped", {"reason": reason, "ok": False})]
 
@@ -220,14 +221,13 @@ class Changes(Job):
         """The job has stopped: tell whoever still waits, and forget it once nobody is there."""
         assert self.stopped is not None
         for group in self.groups.values():
-            waits = group.failed is not None or not self.stopped.ok or self.recovery is not None
+            waits = group.failed is not None or not self.stopped.ok or self.recovery is not None or self.told_to_stop
             if group.in_touch and waits:
                 actions += self._send(group, self.stopped)
                 group.gone = Gone(self.stopped.reason, "left")
         if not any(group.in_touch for group in self.groups.values()):
-            highest, term, bounds, fenced = self.highest, self.term, self.bounds, self.fenced
-            self.__init__(self.job, term, JobHistory(highest), bounds, self._ticked_s)  # type: ignore[misc]
-            self.fenced = fenced
+            self._clear()
+            self.groups.clear()
         return actions
 
     # ------------------------------------------------------------ words
@@ -246,6 +246,7 @@ class Changes(Job):
     def _lost(self, group: Group) -> Note:
         assert group.gone is not None
         gone = group.gone
+        self.first_failure = self.first_failure or f"{group.name}: {gone.cause}"
         fields = {
             "group": group.name,
             "incarnation": group.incarnation,

@@ -31,6 +31,7 @@ class Group:
     Attributes:
         connection: number of its stream, None while the stream is broken.
         heard: when it was last heard, or its stream broke (monotonic seconds).
+        joined_s: when it joined (monotonic seconds).
         failed: its report that the newest epoch is over, until the next one is activated.
     """
 
@@ -40,6 +41,7 @@ class Group:
     connection: int | None = None
     hello: Hello | None = None
     join: Join | None = None
+    joined_s: float = 0.0
     beat: Beat | None = None
     failed: Failed | None = None
     gone: Gone | None = None

@@ -40,14 +40,23 @@ class Job:
     def __init__(self, job: str, term: Term, history: JobHistory, bounds: Bounds, now: float) -> None:
         self.job, self.term, self.bounds = job, term, bounds
         self.highest = history.highest
-        self.newest = history.membership
-        self.planned: Membership | None = next(iter(history.prepared[-1:]), None)
-        self.reigns = True
         self.groups: dict[str, Group] = {}
         self.fenced: dict[str, str] = {}
+        self._said_s = now
+        self._ticked_s = now
+        self._clear()
+        self.newest = history.membership
+        self.prepared = list(history.prepared)
+        for member in self.newest.members if self.newest else ():
+            self.groups[member.group] = Group(member.group, member.incarnation, heard=now)
+
+    def _clear(self) -> None:
+        """No epoch is in force, and nothing is under way; epoch numbers and fenced incarnations are remembered."""
+        self.newest: Membership | None = None
+        self.prepared: list[Membership] = []  # planned changes on the newest epoch
+        self.reigns = True
         self.config: m.Hello | None = None
         self.reference: tuple[str, m.Join] | None = None
-        self.first_join_s: float | None = None
         self.recovery: Recovery | None = None
         self.activation: m.Activate | None = None
         self.recoveries_without_commit = 0
@@ -55,10 +64,7 @@ class Job:
         self.first_failure = ""
         self.errors: dict[str, m.UserError] = {}
         self.stopped: m.Stop | None = None
-        self._said_s = now
-        self._ticked_s = now
-        for member in self.newest.members if self.newest else ():
-            self.groups[member.group] = Group(member.group, member.incarnation, heard=now)
+        self.told_to_stop = False
 
     def waiting(self, now: float) -> tuple[tuple[str, ...], str, float]:
         """For whom the job waits, why, and since how many seconds; empty if it does not wait."""
@@ -74,13 +80,12 @@ class Job:
                 )
             minimum = self.config.minimum if self.config else 0
             return ("any group",), f"at least {minimum} groups", since_s
-        if self.newest is None and self.config is not None and self.first_join_s is not None:
-            joined = len(self._joined())
-            return (
-                (f"{self.config.groups - joined} more groups",),
-                f"the first epoch needs {self.config.groups}",
-                now - self.first_join_s,
-            )
+        joined = self._joined()
+        if self.newest is None and self.config is not None and joined:
+            missing = self.config.groups - len(joined)
+            whom = f"{missing} more group{'s' if missing > 1 else ''}"
+            since_s = now - min(group.joined_s for group in joined)
+            return (whom,), f"the first epoch needs {self.config.groups}", since_s
         return (), "", 0.0
 
     def _cause(self, now: float) -> str | None:
@@ -96,12 +101,12 @@ class Job:
         return None
 
     def _may_start(self, now: float) -> bool:
-        joined = len(self._joined())
-        if self.config is None or self.first_join_s is None:
+        joined = self._joined()
+        if self.config is None or not joined:
             return False
         window_s = self.config.start_window_s
-        word = window_s > 0 and now - self.first_join_s >= window_s
-        return joined >= self.config.groups or (word and joined >= self.config.minimum)
+        word = window_s > 0 and now - min(group.joined_s for group in joined) >= window_s
+        return len(joined) >= self.config.groups or (word and len(joined) >= self.config.minimum)
 
     def _participants(self) -> list[Group]:
         """All in touch that may be asked for a promise: members of the newest epoch, or all that joined."""
@@ -110,7 +115,7 @@ class Job:
         return [group for group in self._members() if group.in_touch]
 
     def _candidates(self) -> list[str]:
-        """Promisers in slot order, less the one whom three failed recoveries name most."""
+        """Promisers in slot order."""
         assert self.recovery is not None
         names = sorted(self.recovery.asked)
         if self.newest is not None:
@@ -123,6 +128,13 @@ class Job:
         if self.reigns or self.newest is None:
             return True
         return all(group in self.recovery.promises for group in self.newest.groups)
+
+    def _leavers(self) -> set[str]:
+        return {group.name for group in self._members() if group.leaving}
+
+    def _planned(self) -> Membership | None:
+        """The newest planned change on the newest epoch; it replaces those before it unless their flags were faster."""
+        return self.prepared[-1] if self.prepared else None
 
     def _first_step_now(self) -> int:
         return max((g.beat.step for g in self._members() if g.beat), default=0)

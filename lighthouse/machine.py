@@ -30,17 +30,21 @@ class JobMachine(Changes):
 
     def received(self, connection: int, group_name: str, message: m.ToLighthouse, now: float) -> list[Action]:
         """A manager's message. The first on a stream is a `Hello`, which names the group of the stream."""
+        self._mind_gap(now)
         if isinstance(message, m.Hello):
             return self._hello(connection, message, now) + self._consider(now)
         group = self.groups.get(group_name)
-        if group is None or group.connection != connection or group.gone is not None:
+        if group is None or group.connection != connection:
             return []
         group.heard = now
+        if group.gone is not None and not self._returns(group):
+            return []
         handler: Callable[[Group, Any, float], list[Action]] = getattr(self, f"_{type(message).__name__.lower()}")
         return handler(group, message, now) + self._consider(now)
 
     def disconnected(self, connection: int, now: float) -> list[Action]:
         """A stream broke or ended."""
+        self._mind_gap(now)
         for group in self.groups.values():
             if group.connection == connection:
                 group.connection, group.heard = None, now
@@ -50,15 +54,27 @@ class JobMachine(Changes):
 
     def tick(self, now: float) -> list[Action]:
         """Time passes; at least every beat."""
-        gap_s, self._ticked_s = now - self._ticked_s, now
-        if gap_s > self.bounds.lease_s / 2:  # this process itself stood still: silence before now proves nothing
-            for group in self.groups.values():
-                group.heard = max(group.heard, now)
+        self._mind_gap(now)
         actions = self._consider(now)
         if now - self._said_s >= REPEAT_S:
             self._said_s = now
             actions += self._repeat_activation() + self._say_waiting(now)
         return actions
+
+    def _mind_gap(self, now: float) -> None:
+        """If this process itself stood still, silence before now proves nothing."""
+        gap_s, self._ticked_s = now - self._ticked_s, max(now, self._ticked_s)
+        if gap_s > self.bounds.lease_s / 2:
+            for group in self.groups.values():
+                group.heard = max(group.heard, now)
+                group.beat = None  # what it said of waiting and of stopped ranks is as old
+
+    def _returns(self, group: Group) -> bool:
+        """Whether a group that was called gone for its silence is back before that had consequences."""
+        assert group.gone is not None
+        if group.gone.detected_by in ("stream", "lease", "frozen") and group.incarnation not in self.fenced:
+            group.gone, group.beat = None, None
+        return group.gone is None
 
     # ------------------------------------------------------------ messages
 
@@ -79,20 +95,31 @@ class JobMachine(Changes):
         elif current.connection is not None:
             actions.append(Close(current.connection))
         current.connection, current.heard, current.hello = connection, now, hello
-        if current.gone is not None and current.gone.detected_by in ("stream", "lease"):
-            current.gone = None  # a return before `Activate`
         if self.config is None or not self._others_joined(hello.group):
             self.config = hello
-        if current.gone is not None:
-            return [*actions, *self._send(current, m.Fence(current.gone.cause)), Close(connection)]
+        if current.gone is not None and not self._returns(current):
+            last = self.stopped or m.Fence(current.gone.cause)
+            return [*actions, *self._send(current, last), Close(connection)]
         actions += self._learn(hello)
         welcome = m.Welcome(self.term, round(self.bounds.lease_s * 1000), round(self.bounds.beat_s * 1000))
         actions.append(Send(connection, welcome))
         if self.recovery is not None and hello.group in self.recovery.asked:
             actions += self._send(current, m.Prepare(self.recovery.epoch, self.newest.epoch if self.newest else None))
-        if self.planned is not None and self._member(hello.group) is not None:
-            actions += self._send(current, m.Prepare(self.planned.epoch, self.planned.base, self.planned))
+        planned = self._planned()
+        if planned is not None and self._member(hello.group) is not None:
+            actions += self._send(current, m.Prepare(planned.epoch, planned.base, planned))
+        self._interrupted(current, hello)
         return actions
+
+    def _interrupted(self, group: Group, hello: m.Hello) -> None:
+        """A recovery that an earlier lighthouse began, or logged and did not tell, must be done anew."""
+        if self.newest is None or self._member(group.name) is None or self.recovery is not None:
+            return
+        known = 0 if hello.known is None else hello.known.epoch.number
+        untold = self.activation is None and known < self.newest.epoch.number
+        if untold or hello.promised > max(known, self.newest.epoch.number):
+            text = f"epoch {max(hello.promised, self.newest.epoch.number)} was begun and not activated"
+            group.failed = m.Failed(self.newest.epoch, 0, text)
 
     def _learn(self, hello: m.Hello) -> list[Action]:
         """What a manager knows may be newer than the log (lost, or another lighthouse reigned meanwhile)."""
@@ -103,14 +130,15 @@ class JobMachine(Changes):
         if acknowledged is not None and acknowledged > self.term:
             self.term = Term(acknowledged.number + 1, self.term.lighthouse)
             actions.append(Rise(self.term))
-        if known is not None:
-            self.highest = max(self.highest, known.epoch.number)
+        numbers = [p.epoch.number for p in hello.prepared] + ([known.epoch.number] if known is not None else [])
+        self.highest = max(self.highest, hello.promised, *numbers, 0)
         if known is not None and (self.newest is None or known.epoch > self.newest.epoch):
-            mine = self.planned is not None and known.epoch == self.planned.epoch
-            self.newest, self.reigns = known, self.reigns and mine
+            mine = any(planned.epoch == known.epoch for planned in self.prepared)
+            self.newest, self.reigns, self.prepared = known, self.reigns and mine, []
             for member in known.members:
                 self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
-        if not self.reigns and self.newest is not None and all(g.in_touch for g in self._members()):
+        consenting = [group for group in self._members() if group.in_touch]
+        if not self.reigns and self.newest is not None and len(consenting) == len(self.newest.members):
             self.reigns = True  # every member has acknowledged this term
             actions.append(Activated(self.newest))
         return actions
@@ -127,15 +155,14 @@ class JobMachine(Changes):
             group.gone = Gone(reason, "refused")
             note = Note("refused", {"group": group.name, "incarnation": group.incarnation, "reason": reason})
             return [note, *self._send(group, m.Refused(reason))]
-        group.join = join
-        if self.first_join_s is None:
-            self.first_join_s = now
+        group.join, group.joined_s = join, now
         return [Note("joined", {"group": group.name, "incarnation": group.incarnation})]
 
     def _beat(self, group: Group, beat: m.Beat, now: float) -> list[Action]:
         group.beat = beat
-        if self.planned is not None and beat.epoch == self.planned.epoch.number:
-            return self._planned_is_in_force()
+        for planned in self.prepared:
+            if beat.epoch == planned.epoch.number:
+                return self._planned_is_in_force(planned)
         in_force = self.newest is not None and beat.epoch == self.newest.epoch.number
         if in_force and self.activation is not None and beat.step > self.activation.first_step:
             self.recoveries_without_commit, self.first_failure = 0, ""
@@ -150,12 +177,17 @@ class JobMachine(Changes):
         return [Note("promised", {"group": group.name, "epoch": promise.epoch, "step": step})]
 
     def _failed(self, group: Group, failed: m.Failed, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for planned in self.prepared:
+            if failed.epoch == planned.epoch:
+                actions = self._planned_is_in_force(planned)
+                break
         if self.newest is None or failed.epoch != self.newest.epoch or group.failed is not None:
-            return []
+            return actions
         group.failed = failed
         self.suspects.update(failed.suspects)
         self.first_failure = self.first_failure or f"{group.name}: {failed.error}"
-        return []
+        return actions
 
     def _died(self, group: Group, died: m.Died, now: float) -> list[Action]:
         group.gone = Gone(died.cause, "manager", died.phase, died.step)
@@ -176,6 +208,7 @@ class JobMachine(Changes):
         return [Ended(self.stopped.reason), Note("finished", {"group": group.name, "step": finished.step})]
 
     def _query(self, group: Group, query: m.Query, now: float) -> list[Action]:
-        if self.newest is not None and query.epoch >= self.newest.epoch:
-            return self._send(group, m.Stands(query.epoch))
-        return []
+        if self.newest is None or self._member(group.name) is None:
+            return []
+        planned = self.activation is None and query.epoch == self.newest.base  # its own entry brings it there
+        return self._send(group, m.Stands(query.epoch)) if query.epoch >= self.newest.epoch or planned else []

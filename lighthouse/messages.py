@@ -22,6 +22,7 @@ class Hello:
         acknowledged: highest term this manager has acknowledged.
         known: newest membership in force that this manager knows, also if it has left it.
         prepared: memberships prepared on top of `known`.
+        promised: highest epoch number this manager has promised; above `known` if a recovery was interrupted.
     """
 
     job: str
@@ -34,6 +35,7 @@ class Hello:
     acknowledged: Term | None = None
     known: Membership | None = None
     prepared: tuple[Membership, ...] = ()
+    promised: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class RemoteKeys:
         return bytes(reply.value)
 
     def _membership(self, epoch: int) -> Membership:
-        for membership in (self.machine.known, self.machine.planned):
+        for membership in (self.machine.known, *self.machine.prepared):
             if membership is not None and membership.epoch.number == epoch:
                 return membership
         raise KeyRefused(f"epoch {epoch} is not in force here")

@@ -58,7 +58,7 @@ class GroupMachine:
         self.lease_s = 2.0
         self.acknowledged: Term | None = None
         self.known: Membership | None = None
-        self.planned: Membership | None = None
+        self.prepared: list[Membership] = []  # planned changes on `known`, oldest first
         self.promised = 0
         self.last: Entry | None = None
         self.step, self.total, self.share = 0, 0, ()  # type: tuple[int, int, tuple[int, ...]]
@@ -87,15 +87,22 @@ class GroupMachine:
     def hello(self) -> m.Hello:
         """What a new stream to the lighthouse begins with."""
         s = self.settings
-        prepared = () if self.planned is None else (self.planned,)
         return m.Hello(
-            s.job, s.group, self.incarnation, self.address, s.groups, s.minimum, s.start_window_s,
-            self.acknowledged, self.known, prepared,
-        )  # fmt: skip
+            job=s.job,
+            group=s.group,
+            incarnation=self.incarnation,
+            manager=self.address,
+            groups=s.groups,
+            minimum=s.minimum,
+            start_window_s=s.start_window_s,
+            acknowledged=self.acknowledged,
+            known=self.known,
+            prepared=tuple(self.prepared),
+            promised=self.promised,
+        )
 
     def connected(self, now: float) -> list[Action]:
-        """A stream stands: after `Hello`, what the lighthouse may have missed."""
-        self.in_touch = True
+        """A stream is opened: after `Hello`, what the lighthouse may have missed. It stands once it is welcomed."""
         actions: list[Action] = [Tell(self.hello())]
         if len(self.ready) == self.settings.ranks:
             actions.append(Tell(self._join()))
@@ -121,7 +128,7 @@ class GroupMachine:
         return actions + handler(message, now)
 
     def _welcome(self, welcome: m.Welcome, now: float) -> list[Action]:
-        self.lease_s = welcome.lease_ms / 1000
+        self.lease_s, self.in_touch = welcome.lease_ms / 1000, True
         if self.acknowledged is None or welcome.term > self.acknowledged:
             self.acknowledged = welcome.term
         return []
@@ -140,17 +147,17 @@ class GroupMachine:
         if epoch.number < self.promised or (self.known is not None and epoch.number <= self.known.epoch.number):
             return []
         self.promised = epoch.number
-        prepared = () if self.planned is None else (self.planned,)
-        promise = m.Promise(epoch, self.known, prepared, self.last, self.share, self.total)
+        promise = m.Promise(epoch, self.known, tuple(self.prepared), self.last, self.share, self.total)
         abort = local.Abort(below=epoch.number, reason=f"epoch {epoch.number} is being prepared")
         return [ToRanks(abort), DropKeys(epoch.number), Tell(promise)]
 
     def _prepare_planned(self, planned: Membership) -> list[Action]:
         in_force = self.known is not None and planned.base == self.known.epoch
-        if not in_force or planned.epoch.number <= self.promised or planned == self.planned:
+        latest = self.prepared[-1].epoch.number if self.prepared else 0
+        if not in_force or planned.epoch.number <= max(self.promised, latest):
             return []
-        assert self.known is not None
-        self.planned, self.built = planned, set()
+        self.prepared.append(planned)
+        self.built = set()
         if planned.slot_of(self.settings.group, self.incarnation) is None:
             self.built = set(range(self.settings.ranks))  # who leaves has nothing to build
             return []
@@ -166,7 +173,7 @@ class GroupMachine:
         if membership.slot_of(self.settings.group, self.incarnation) is None:
             return []
         self.acknowledged, self.promised = epoch.term, epoch.number
-        self.known, self.planned, self.built, self.activation = membership, None, set(), activate
+        self.known, self.prepared, self.built, self.activation = membership, [], set(), activate
         self.votes.clear()
         self.attempt, self.failed_epoch, self.suspended = 0, None, False
         shares = {share.group: share.microbatches for share in activate.shares}
@@ -179,8 +186,7 @@ class GroupMachine:
         return actions
 
     def _fence(self, fence: m.Fence, now: float) -> list[Action]:
-        note = Note(schema.Fenced(group=self.settings.group, reason=fence.reason))
-        return [note, *self._finish(EXIT_FENCED, f"left out of the job: {fence.reason}")]
+        return self._finish(EXIT_FENCED, f"left out of the job: {fence.reason}")
 
     def _stop(self, stop: m.Stop, now: float) -> list[Action]:
         self.stopped = stop
@@ -214,7 +220,7 @@ class GroupMachine:
         if isinstance(message, local.Vote):
             return actions + self._vote(rank, message, now)
         if isinstance(message, local.Built):
-            if self.planned is not None and message.epoch == self.planned.epoch.number:
+            if self.prepared and message.epoch == self.prepared[-1].epoch.number:
                 self.built.add(rank)
         elif isinstance(message, local.RankError):
             self.errors[rank] = message
@@ -320,7 +326,8 @@ class GroupMachine:
             slot = self.known.slot_of(self.settings.group)
             assert slot is not None
             self.share = deal(self.total, len(self.known.members))[slot]
-        ready = self.planned.epoch.number if self.planned is not None and len(self.built) == self.settings.ranks else 0
+        built = bool(self.prepared) and len(self.built) == self.settings.ranks
+        ready = self.prepared[-1].epoch.number if built else 0
         verdict = "leave" if leave else "go"
         answer = local.Answer(
             verdict=verdict,
@@ -336,10 +343,8 @@ class GroupMachine:
         """A planned epoch comes into force by the entry; returns whether this group is not in it."""
         if not activates:
             return False
-        assert self.planned is not None and self.planned.epoch.number == activates, (
-            "an entry activates what is not prepared"
-        )
-        self.known, self.planned, self.built, self.activation = self.planned, None, set(), None
+        (planned,) = [p for p in self.prepared if p.epoch.number == activates]  # all members had built it
+        self.known, self.prepared, self.built, self.activation = planned, [], set(), None
         self.promised = max(self.promised, activates)
         return self.known.slot_of(self.settings.group, self.incarnation) is None
 

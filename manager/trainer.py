@@ -354,7 +354,7 @@ class Manager:
             self._plan = plan
             self._enter("recover", self.page.step)
             self._reducer.retry()
-            self._attempt = 0
+            self._attempt, self._ready = 0, 0  # what was prepared on the epoch that failed is void
             try:
                 self._group = self._epochs.take(plan.epoch)
                 self._reducer.attach(self._group)
