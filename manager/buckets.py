@@ -1,9 +1,9 @@
 """Flat buffers for the gradients: what is reduced, and what an entry consists of.
 
-A bucket holds the gradients of some parameters of one dtype and device, one after the other. It is filled from
-`p.grad`, reduced in place, and copied back only at the commit: so the local sum survives a failed reduce, and the
-reduced bucket survives the commit, for a peer that missed it. The first bucket has two buffers, used by
-alternating steps: see `Reducer` for what that buys.
+A bucket holds the gradients of some parameters of one dtype and device, one after the other. It is filled
+from `p.grad`, reduced in place, and copied back only at the commit: so the local sum survives a failed
+reduce, and the reduced bucket survives the commit, for a peer that missed it. The first bucket has two
+buffers, used by alternating steps: see `Reducer` for what that buys.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 
 Placements: TypeAlias = tuple[Any, ...] | None
 
+BUCKET_BYTES = 16 << 20  # on gloo, smaller ones cost more CPU per byte, larger ones overlap less
 FIRST_BUCKET_BYTES = 1 << 20  # the first is reduced alone, so it is kept short
 
 
@@ -107,25 +108,22 @@ def plan(slots: Sequence[Slot], bucket_bytes: int, first_bytes: int = FIRST_BUCK
 
     Args:
         slots: The parameters, in the order of the model.
-        bucket_bytes: Bound on a bucket's size; a larger parameter has a bucket to itself.
-        first_bytes: Bound on the first bucket's size.
+        bucket_bytes: A bucket is full when it has at least so many.
+        first_bytes: The same for the first bucket.
 
     Returns:
         The buckets, in the order of reduction.
     """
-    open_: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    sizes: dict[tuple[torch.dtype, torch.device], int] = {}
-    closed: list[list[int]] = []
     local = [local_tensor(slot.parameter) for slot in slots]
+    filling: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    full: list[list[int]] = []
     for i in reversed(range(len(slots))):
-        key = (local[i].dtype, local[i].device)
-        size = local[i].numel() * local[i].element_size()
-        bound = bucket_bytes if closed else min(first_bytes, bucket_bytes)
-        if key in open_ and sizes[key] + size > bound:
-            closed.append(open_.pop(key))
-        open_.setdefault(key, []).append(i)
-        sizes[key] = size if len(open_[key]) == 1 else sizes[key] + size
-    closed.extend(open_.values())
+        members = filling.setdefault((local[i].dtype, local[i].device), [])
+        members.append(i)
+        size = sum(local[j].numel() * local[j].element_size() for j in members)
+        if size >= (bucket_bytes if full else min(first_bytes, bucket_bytes)):
+            full.append(filling.pop((local[i].dtype, local[i].device)))
+    full.extend(filling.values())
     return [
         Bucket(
             index,
@@ -135,14 +133,14 @@ def plan(slots: Sequence[Slot], bucket_bytes: int, first_bytes: int = FIRST_BUCK
             local[members[0]].device,
             buffers=2 if index == 0 else 1,
         )
-        for index, members in enumerate(closed)
+        for index, members in enumerate(full)
     ]
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter or gradient: the tensor itself, or a DTensor's local shard, detached."""
     if _is_dtensor(tensor):
-        return tensor.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+        return tensor.detach().to_local()  # type: ignore[attr-defined]
     return tensor.detach()
 
 
@@ -157,8 +155,8 @@ def as_gradient(local: torch.Tensor, parameter: nn.Parameter, placements: Placem
     Args:
         local: The local values; not copied.
         parameter: Whose gradient it becomes.
-        placements: Those of an earlier gradient (a replicated parameter may have a partial one), or None for the
-            parameter's own.
+        placements: Those of an earlier gradient (a replicated parameter may have a partial one), or None for
+            the parameter's own.
     """
     if not _is_dtensor(parameter):
         return local

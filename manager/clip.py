@@ -21,18 +21,19 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale the gradients in place so that the norm of all of them together is at most `max_norm`.
 
-    It differs from `torch.nn.utils.clip_grad_norm_` in that the norm is folded in float64, from chunks of a fixed
+    It differs from `torch.nn.utils.clip_grad_norm_` in that the norm is folded in float64, from chunks of a
+    fixed
     size, parameter by parameter and rank by rank: its bits depend neither on the number of threads nor on a
-    collective's algorithm, so every group scales by the same factor. It returns a float64 scalar on the CPU, waits
-    for the device, leaves gradients alone that are below the bound (torch multiplies them by one), and lets a norm
-    that is not finite pass (the gradients become NaN, or zero, in all groups alike).
+    collective's algorithm, so every group scales by the same factor. It returns a float64 scalar on the CPU,
+    waits for the device, leaves gradients alone that are below the bound (torch multiplies them by one), and
+    lets a norm that is not finite pass (the gradients become NaN, or zero, in all groups alike).
 
     Args:
         parameters: Whose gradients to clip; those without one are skipped.
         max_norm: The bound, positive.
         norm_type: p >= 1 of the p-norm; may be `inf`.
-        process_group: The ranks over which DTensor gradients are sharded; taken from their mesh if that has one
-            dimension. A gradient that is a plain tensor, or replicated, is counted once.
+        process_group: The ranks over which DTensor gradients are sharded; taken from their mesh if that has
+            one dimension. A gradient that is a plain tensor, or replicated, is counted once.
 
     Returns:
         The norm before clipping, float64[].

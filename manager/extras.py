@@ -1,8 +1,8 @@
 """The last collective of a step: one float64 vector with what the runtime and the user need of all groups.
 
-It carries the runtime's own extras (who took part, in which step, with which microbatches, the ready flag, whether
-a bucket has to be reduced again, which parameters had a gradient) and the extras that the user declared. A group
-that replays the entry reads the same numbers from it as those who were there.
+It carries the runtime's own extras (who took part, in which step, with which microbatches, the ready flag,
+whether a bucket has to be reduced again, which parameters had a gradient) and the extras that the user
+declared. A group that replays the entry reads the same numbers from it as those who were there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One hash over the whole training state, and the names of what differs.
 
-Groups that applied the same entries hold the same bits, so their fingerprints are equal. A fingerprint covers the
-raw bytes of every parameter, buffer and optimizer state, together with names, dtypes and shapes, and every scalar
-with its exact type. The signature is what must agree before a group may join: shapes and settings, no values.
+Groups that applied the same entries hold the same bits, so their fingerprints are equal. A fingerprint covers
+the raw bytes of every parameter, buffer and optimizer state, together with names, dtypes and shapes, and
+every scalar with its exact type. The signature is what must agree before a group may join: shapes and
+settings, no values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An epoch's process group, as the rest of the trainer sees it.
 
-A group is built once, for one epoch, from rendezvous keys; it is aborted from any thread; and it is never used
-again after a failure. This module names that contract and the build's thread; `gloo.py` and `nccl.py` fulfil it.
-Nothing here imports torch, so the manager process may import it too.
+A group is built once, for one epoch, from rendezvous keys; it is aborted from any thread; and it is never
+used again after a failure. This module names that contract and the build's thread; `gloo.py` and `nccl.py`
+fulfil it. Nothing here imports torch, so the manager process may import it too.
 """
 
 from __future__ import annotations
@@ -77,14 +77,18 @@ class EpochGroup(Protocol):
         """
 
     def abort(self, reason: str) -> None:
-        """End the group now, from any thread: pending operations raise within milliseconds, later ones at once."""
+        """End the group now, from any thread: pending operations raise within milliseconds, later ones at
+        once.
+        """
 
     def close(self) -> None:
         """Release sockets and threads after an orderly end; nothing may be pending. Never blocks for a peer."""
 
 
 class KeyValue(Protocol):
-    """Rendezvous keys of one epoch and one rank index; they travel through the managers and die with no trainer."""
+    """Rendezvous keys of one epoch and one rank index; they travel through the managers and die with no
+    trainer.
+    """
 
     def set(self, key: str, value: bytes) -> None:
         """Publish `value` (at most a few KiB) under `key`, once."""
@@ -257,8 +261,8 @@ def start_build(
 class LocalKeys:
     """Rendezvous keys within one process, for tests and single-process use.
 
-    The first handle makes the space; `handle()` gives every further member its own, so that aborting one leaves
-    the others alone.
+    The first handle makes the space; `handle()` gives every further member its own, so that aborting one
+    leaves the others alone.
     """
 
     def __init__(self, _space: tuple[threading.Condition, dict[str, bytes]] | None = None) -> None:

@@ -1,10 +1,10 @@
 """When a bucket may be reduced while the backward pass still runs: learnt from how often hooks fire.
 
-A parameter's hook may fire several times in a microbatch (chunked loss, reentrant checkpointing), once, or never
-(unused). Nothing says in advance how often, so the first steps only count. From then on a bucket is ready when
-each of its parameters has fired as often, in the last microbatch, as in the steps before. A wrong guess is never
-wrong in its sums: a firing that comes too late makes all members reduce again, and the learning starts over with
-a longer look.
+A parameter's hook may fire several times in a microbatch (chunked loss, reentrant checkpointing), once, or
+never (unused). Nothing says in advance how often, so the first steps only count. From then on a bucket is
+ready when each of its parameters has fired as often, in the last microbatch, as in the steps before. A wrong
+guess is never wrong in its sums: a firing that comes too late makes all members reduce again, and the
+learning starts over with a longer look.
 """
 
 from __future__ import annotations

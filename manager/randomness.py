@@ -1,8 +1,8 @@
 """Random state that depends on where training stands, and on nothing that happened before.
 
-A microbatch that is computed again, by another group, draws the same numbers; and so does the apply phase in every
-group and at every replay. The seed is xxh3_64 over five little-endian 64-bit integers: which of the two uses it
-is, the user's seed, step, microbatch and rank.
+A microbatch that is computed again, by another group, draws the same numbers; and so does the apply phase in
+every group and at every replay. The seed is xxh3_64 over five little-endian 64-bit integers: which of the two
+uses it is, the user's seed, step, microbatch and rank.
 """
 
 from __future__ import annotations

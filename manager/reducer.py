@@ -1,10 +1,10 @@
 """The gradient reducer: sums the gradients of all groups, one step after another, and holds the newest entry.
 
-Order is everything here. All members reduce the same buckets in the same order: bucket 0, then, once bucket 0 has
-been reduced, bucket 1, 2, ..., and last the extras. That bucket 0 of step s+1 has been reduced proves that every
-member has committed s, so only then may the buffers that hold the entry of s be filled anew; bucket 0 itself has
-two buffers for that reason. `p.grad` keeps the local sum until the commit, so a reduce that failed is repeated
-from it, and nothing is computed again.
+Order is everything here. All members reduce the same buckets in the same order: bucket 0, then, once bucket 0
+has been reduced, bucket 1, 2, ..., and last the extras. That bucket 0 of step s+1 has been reduced proves
+that every member has committed s, so only then may the buffers that hold the entry of s be filled anew;
+bucket 0 itself has two buffers for that reason. `p.grad` keeps the local sum until the commit, so a reduce
+that failed is repeated from it, and nothing is computed again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from lightkeeper.manager.buckets import (
+    BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     Bucket,
     Placements,
@@ -69,12 +70,13 @@ class Reducer:
     """Reduces the gradients of `parameters` over one epoch's group after another.
 
     Args:
-        parameters: Name and parameter, in the order of the model, alike in all groups; tied parameters once or
-            several times, frozen ones are left out. Their hooks are registered here, so after `fully_shard`.
+        parameters: Name and parameter, in the order of the model, alike in all groups; tied parameters once
+            or several times, frozen ones are left out. Their hooks are registered here, so after
+            `fully_shard`.
         layout: The user's extras; fixed when the first step begins.
-        bucket_bytes: Bound on a bucket's size in bytes.
+        bucket_bytes: A bucket is full when it has at least so many bytes.
         note: Takes one line for the log.
-        first_bytes: Bound on the first bucket's size in bytes.
+        first_bytes: The same for the first bucket.
 
     Raises:
         ValueError: no parameter requires a gradient.
@@ -84,7 +86,7 @@ class Reducer:
         self,
         parameters: Sequence[tuple[str, nn.Parameter]],
         layout: ExtrasLayout,
-        bucket_bytes: int = 4 << 20,
+        bucket_bytes: int = BUCKET_BYTES,
         note: Note = lambda line: None,
         first_bytes: int = FIRST_BUCKET_BYTES,
     ) -> None:
@@ -142,7 +144,8 @@ class Reducer:
         self._overlap.begin_step()
 
     def microbatch(self, k: int, last: bool) -> None:
-        """Microbatch `k` starts; `last` if none is known to follow it in this step, so buckets may be launched.
+        """Microbatch `k` starts; `last` if none is known to follow it in this step, so buckets may be
+        launched.
 
         The first one of a step starts from empty gradients, whatever the user forgot.
         """
@@ -209,7 +212,8 @@ class Reducer:
     # --- the entry, for a peer that missed it ---
 
     def entry(self) -> list[torch.Tensor]:
-        """The newest committed entry: every bucket, one dimension each, then the extras (float64); not copied.
+        """The newest committed entry: every bucket, one dimension each, then the extras (float64); not
+        copied.
 
         It stays whole until bucket 0 of the next step has been reduced.
 
@@ -223,7 +227,9 @@ class Reducer:
         return [first, *(bucket.flat for bucket in self._buckets[1:]), self._extras]
 
     def pending_buffers(self) -> list[torch.Tensor]:
-        """Where a peer's entry of the current step is read to, shaped as `entry`; its own last entry is given up."""
+        """Where a peer's entry of the current step is read to, shaped as `entry`; its own last entry is given
+        up.
+        """
         assert not self._pending, "a reduce is under way: call retry() first"
         assert self._extras is not None, "no step has begun"
         self._entry_whole = False

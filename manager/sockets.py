@@ -1,8 +1,8 @@
 """This process's own TCP sockets, found and shut down without ever touching somebody else's.
 
 A descriptor number may be closed and given to a new socket at any moment by another thread. So every look and
-every shutdown works on a duplicate of the descriptor, after checking that the duplicate is the socket that was
-meant (its inode): a duplicate cannot be reused under our hands.
+every shutdown works on a duplicate of the descriptor, after checking that the duplicate is the socket that
+was meant (its inode): a duplicate cannot be reused under our hands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldSocket:
-    """A TCP socket of this process, as it was when it was found; `peer` is None if it listens or is unconnected."""
+    """A TCP socket of this process, as it was when it was found; `peer` is None if it listens or is
+    unconnected.
+    """
 
     fd: int
     inode: int
@@ -46,7 +48,8 @@ class HeldSocket:
             return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_ESTABLISHED
 
     def shut_down(self) -> bool:
-        """Shut a connected socket down both ways, so that whoever uses it here or there gets an error or an end.
+        """Shut a connected socket down both ways, so that whoever uses it here or there gets an error or an
+        end.
 
         Returns:
             False if it had been closed or was not connected any more.
@@ -79,7 +82,9 @@ def tcp_sockets() -> list[HeldSocket]:
 
 
 def read_sockaddr(data: bytes) -> Endpoint | None:
-    """The endpoint in a little-endian Linux `sockaddr_in` or `sockaddr_in6` at the start of `data`, if it is one."""
+    """The endpoint in a little-endian Linux `sockaddr_in` or `sockaddr_in6` at the start of `data`, if it is
+    one.
+    """
     if len(data) < 28:
         return None
     family, port = struct.unpack("<H", data[:2])[0], struct.unpack(">H", data[2:4])[0]

@@ -16,8 +16,8 @@ _Seen = Callable[[str, bytes], None]
 class RendezvousStore(dist.Store):
     """What a process group needs of a store, over `KeyValue`.
 
-    Every key is set once and never changes, so values are kept once seen. Counters (`add`), which a process group
-    does not need to form, are refused.
+    Every key is set once and never changes, so values are kept once seen. Counters (`add`), which a process
+    group does not need to form, are refused.
 
     Args:
         keys: Where the keys live.

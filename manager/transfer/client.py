@@ -35,8 +35,8 @@ def fetch_entry(address: str, token: str, name: Entry, into: Sequence[torch.Tens
         address: Of the donor's entry server, "host:port" or "[host]:port".
         token: The job's token.
         name: The entry's full name; a donor that holds another one refuses.
-        into: Its tensors, buckets first and extras last, dense and contiguous, with the dtypes and shapes that
-            the donor's have.
+        into: Its tensors, buckets first and extras last, dense and contiguous, with the dtypes and shapes
+            that the donor's have.
         timeout_s: Bound on the whole transfer, in seconds.
 
     Raises:

@@ -1,10 +1,10 @@
 """What travels between two ranks: frames of a JSON header and raw bytes. Nothing that arrives is unpickled.
 
-A frame is the magic, the header's length (unsigned 32 bits, little-endian), the header (UTF-8 JSON), and the raw
-bytes of the parts that the header lists, one after the other. A conversation is four frames: hello (the token;
-nothing is answered before it is checked), welcome, request (which entry), and reply (its parts, or a refusal).
-A part is a range of bytes of one tensor with its checksum; an entry is sent as one part per tensor, and several
-donors can later share a state by serving disjoint ranges of it.
+A frame is the magic, the header's length (unsigned 32 bits, little-endian), the header (UTF-8 JSON), and the
+raw bytes of the parts that the header lists, one after the other. A conversation is four frames: hello (the
+token; nothing is answered before it is checked), welcome, request (which entry), and reply (its parts, or a
+refusal). A part is a range of bytes of one tensor with its checksum; an entry is sent as one part per tensor,
+and several donors can later share a state by serving disjoint ranges of it.
 """
 
 from __future__ import annotations
@@ -90,11 +90,15 @@ def entry_from_json(data: Any) -> Entry:
     """
     if not isinstance(data, dict) or not isinstance(data.get("lighthouse"), str):
         raise WireError("the request does not name an entry")
-    numbers = [data.get(key) for key in ("epoch", "term", "step")]
-    if not all(isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 63 for x in numbers):
-        raise WireError("the request does not name an entry")
-    epoch, term, step = numbers
+    epoch, term, step = (_number(data, key) for key in ("epoch", "term", "step"))
     return Entry(Epoch(epoch, Term(term, data["lighthouse"])), step)
+
+
+def _number(data: dict[str, Any], key: str) -> int:
+    number = data.get(key)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 63:
+        raise WireError("the request does not name an entry")
+    return number
 
 
 def parts_to_json(parts: Sequence[PartHeader]) -> list[dict[str, Any]]:

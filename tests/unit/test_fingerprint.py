@@ -48,7 +48,9 @@ def test_one_flipped_bit_of_the_optimizer_is_seen(key):
     assert fingerprint(model, optimizer) != before
 
 
-@pytest.mark.parametrize(("key", "value"), [("lr", 0.02), ("weight_decay", 0), ("betas", (0.9, 0.99)), ("lr", torch.tensor(0.01))])
+@pytest.mark.parametrize(
+    ("key", "value"), [("lr", 0.02), ("weight_decay", 0), ("betas", (0.9, 0.99)), ("lr", torch.tensor(0.01))]
+)
 def test_hyper_parameters_and_their_types_are_seen(key, value):
     model, optimizer = trained()
     before = fingerprint(model, optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -96,11 +97,25 @@ def assert_close(one: nn.Module, two: nn.Module) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def train(members: Sequence[Member], shares: Sequence[Sequence[int]], steps: Sequence[int]) -> list[list[int]]:
+    """All members at the same time; per member and step how many buckets were launched in the backward pass."""
+    calls = [
+        lambda member=member, mine=mine: [member.step(step, mine) for step in steps]
+        for member, mine in zip(members, shares, strict=True)
+    ]
+    return in_threads(*calls)
+
+
+HALVES = ([0, 2], [1, 3])
+
+
 def run_pair(make: Callable[[], nn.Module], steps: int, loss: Loss = mean_square) -> tuple[list[Member], list[int]]:
     """Two members train and must agree with each other to the bit and with plain training closely."""
     with local_groups(2) as groups:
         members = [Member(make(), group, loss) for group in groups]
-        launched = in_threads(*(lambda m=m, i=i: [m.step(s, [i, i + 2]) for s in range(steps)] for i, m in enumerate(members)))
+        launched = in_threads(
+            *(lambda m=m, i=i: [m.step(s, [i, i + 2]) for s in range(steps)] for i, m in enumerate(members))
+        )
     assert_same_bits(members[0].model, members[1].model)
     assert_close(members[0].model, plain(make(), steps, loss=loss))
     return members, launched[0]
@@ -219,8 +234,6 @@ def test_late_firing_makes_all_reduce_again_with_the_right_sum():
             counts.extend(members[i].step(s, [i, i + 2]) for s in range(4, 10))
             return counts
 
-        import threading
-
         barrier = threading.Barrier(2)
         launched = in_threads(lambda: run(0), lambda: run(1))[0]
     assert_same_bits(members[0].model, members[1].model)
@@ -245,11 +258,9 @@ def test_fewer_firings_are_learnt_without_reducing_again():
     fewer.on = False
     with local_groups(2) as groups:
         members = [Member(mlp(), group, fewer) for group in groups]
-        in_threads(*(lambda m=m, i=i: [m.step(s, [i, i + 2]) for s in range(3)] for i, m in enumerate(members)))
+        train(members, HALVES, range(3))
         fewer.on = True
-        launched = in_threads(
-            *(lambda m=m, i=i: [m.step(s, [i, i + 2]) for s in range(3, 7)] for i, m in enumerate(members))
-        )[0]
+        launched = train(members, HALVES, range(3, 7))[0]
     assert launched[0] == 0 and launched[-1] > 0
     assert not members[0].notes
 
@@ -260,7 +271,12 @@ def test_failed_reduce_is_repeated_from_the_local_sums_with_one_more_microbatch(
             members = [Member(mlp(), old[i]) for i in range(2)]
             third = Member(mlp(), old[2])
             shares = ([0, 1], [2], [3])
-            in_threads(*(lambda m=m, w=w: [m.step(s, w) for s in range(3)] for m, w in zip([*members, third], shares, strict=True)))
+            in_threads(
+                *(
+                    lambda m=m, w=w: [m.step(s, w) for s in range(3)]
+                    for m, w in zip([*members, third], shares, strict=True)
+                )
+            )
             # Step 3: the third never puts its part in, so bucket 0 is launched from a hook and cannot end.
             for member, mine in zip(members, shares, strict=False):
                 member.reducer.begin(3, 4)
@@ -293,13 +309,11 @@ def test_failed_reduce_is_repeated_from_the_local_sums_with_one_more_microbatch(
             for member, group in zip(three, old, strict=True):
                 member.reducer.attach(group)
             shares = ([0, 1], [2], [3])
-            in_threads(*(lambda m=m, w=w: [m.step(s, w) for s in range(3)] for m, w in zip(three, shares, strict=True)))
+            train(three, shares, range(3))
         with local_groups(2) as new:
             for member, group in zip(members, new, strict=True):
                 member.reducer.attach(group)
-            in_threads(
-                *(lambda m=m, w=w: [m.step(s, w) for s in (3, 4)] for m, w in zip(members, ([0, 1], [2, 3]), strict=True))
-            )
+            train(members, ([0, 1], [2, 3]), (3, 4))
         return [member.model for member in members]
 
     broken, whole = disturbed(), undisturbed()
@@ -334,7 +348,7 @@ def test_members_without_a_share_follow():
     with local_groups(2) as groups:
         members = [Member(mlp(), group) for group in groups]
         shares = (range(4), [])
-        in_threads(*(lambda m=m, w=w: [m.step(s, w) for s in range(5)] for m, w in zip(members, shares, strict=True)))
+        train(members, shares, range(5))
     assert_same_bits(members[0].model, members[1].model)
     assert_same_bits(members[0].model, plain(mlp(), 5))
 
@@ -374,12 +388,12 @@ def test_entry_stays_whole_until_bucket_0_of_the_next_step_is_reduced():
         members = [Member(mlp(), group) for group in groups]
         with pytest.raises(EntryGone):
             members[0].reducer.entry()
-        in_threads(*(lambda m=m, i=i: [m.step(s, [i, i + 2]) for s in range(3)] for i, m in enumerate(members)))
+        train(members, HALVES, range(3))
         member = members[0]
         entry = member.reducer.entry()
         kept = [tensor.clone() for tensor in entry]
         gradients = torch.cat([p.grad.reshape(-1) for p in member.model.parameters()]).sort().values
-        assert torch.equal(torch.cat([t for t in kept[:-1]]).sort().values, gradients)
+        assert torch.equal(torch.cat(kept[:-1]).sort().values, gradients)
         for p in member.model.parameters():
             p.grad.mul_(0.5)  # the user clips
         # Step 3: bucket 0 is launched from a hook; the other member is still on its way.
@@ -396,9 +410,7 @@ def test_entry_stays_whole_until_bucket_0_of_the_next_step_is_reduced():
         with pytest.raises(EntryGone):
             member.reducer.entry()
         member.reducer.commit()
-        assert all(
-            torch.equal(a, b) for a, b in zip(member.reducer.entry(), members[1].reducer.entry(), strict=True)
-        )
+        assert all(torch.equal(a, b) for a, b in zip(member.reducer.entry(), members[1].reducer.entry(), strict=True))
 
 
 def test_a_missed_entry_is_adopted_from_a_peer():

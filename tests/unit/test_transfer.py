@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -276,5 +277,5 @@ def fetch_until_free(made: Donor, target: list[torch.Tensor]) -> None:
 
 
 def test_nothing_is_unpickled():
-    source = open(server_module.__file__).read()
+    source = Path(server_module.__file__).read_text()
     assert "pickle" not in source
