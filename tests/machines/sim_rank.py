@@ -67,7 +67,7 @@ class Rank:
         assert self.phase in ("vote", "join"), f"{self.group} is answered in phase {self.phase}"
         if answer.verdict == "recover":
             assert answer.plan is not None and answer.plan.step == self.step
-            self.plan, self.attempt = answer.plan, 0
+            self.plan, self.attempt, self.ready = answer.plan, 0, answer.ready
             self._enter("recover")
             if answer.plan.adopt is not None:
                 self._later((0.001, 0.05), lambda: self._adopt(answer.plan.adopt))

@@ -168,7 +168,6 @@ def test_a_lighthouse_that_is_not_there_at_the_start_is_given_up_after_the_budge
     assert world.killed
 
 
-@pytest.mark.xfail(strict=True, reason="GroupMachine.connected is called at every attempt, and each attempt starts the budget anew")
 def test_attempts_that_reach_nobody_do_not_make_the_lighthouse_reached() -> None:
     """`LighthouseLink` calls `connected` before it knows whether anybody answers, and `disconnected` after."""
     world = GroupWorld(outage_budget_s=10, lighthouse="lh.example:29400")

@@ -220,7 +220,6 @@ def test_a_newer_planned_prepare_replaces_one_whose_flag_was_not_given() -> None
     assert world.answer().ready == 3
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="GroupMachine._switch knows only the newest planned epoch")
 def test_a_planned_epoch_whose_flags_are_under_way_comes_into_force_although_a_newer_was_prepared() -> None:
     """All members carry flag 2 in step 1; then a newer `Prepare` arrives; then the entry."""
     world = GroupWorld()

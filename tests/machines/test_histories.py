@@ -61,10 +61,10 @@ def test_without_faults_every_group_reaches_the_end_in_one_epoch(width: int) -> 
 def test_after_failed_reduces_every_group_reaches_the_end(width: int) -> None:
     epochs, adopted = 0, 0
     for seed in seeds(30):
-        job, _, reached = history(seed, ("reduce",), width=width, count=4)
+        job, _, reached = history(seed, ("reduce",), width=width, count=2)
         assert reached == ["g0", "g1", "g2"], f"seed {seed}: a reduce that fails costs nobody's membership"
         epochs, adopted = epochs + job.checkers.highest - 1, adopted + job.checkers.adopted
-    assert epochs > 10 and adopted > 5, "the faults must have cost epochs, and some must have missed an entry"
+    assert epochs > 10 and adopted > 2, "the faults must have cost epochs, and some must have missed an entry"
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -86,7 +86,7 @@ def test_survivors_of_kills_reach_the_end_with_one_history(groups: int, width: i
 def test_groups_leave_while_others_die(width: int) -> None:
     left = 0
     for seed in seeds(30):
-        job, _, _ = history(seed, (*HARMLESS, *DEADLY, "leave", "leave"), 4, width, count=3)
+        job, _, _ = history(seed, (*HARMLESS, *DEADLY, "leave", "leave"), 4, width, count=4)
         left += sum(g.exit_code == 0 and g.ranks[0].step < job.until for g in job.groups.values())
     assert left > 5, "in some histories groups must have left"
 
@@ -112,20 +112,18 @@ def test_with_a_frozen_lighthouse_nobody_is_lost() -> None:
         assert reached == ["g0", "g1", "g2"], seed
 
 
-@pytest.mark.xfail(strict=True, reason="as in test_lighthouse_loss: the first message after the lighthouse's own gap evicts")
 def test_with_a_frozen_lighthouse_only_the_killed_are_lost() -> None:
     for seed in seeds(20):
-        _, _, reached = history(seed, ("freeze_lighthouse_and_kill",), count=1)
-        assert len(reached) == 2, f"seed {seed}: only {reached} reached the end"
+        job, _, reached = history(seed, ("freeze_lighthouse_and_kill",), count=1)
+        killed = [name for name, group in job.groups.items() if group.exit_code == 137]
+        assert sorted(reached + killed) == ["g0", "g1", "g2"], f"seed {seed}: {reached} reached the end, {killed} killed"
 
 
-@pytest.mark.xfail(strict=True, reason="as in test_group_epochs: an entry activates a planned epoch that was replaced")
 def test_several_groups_leave_at_once() -> None:
     for seed in seeds(60):
         history(seed, ("leave",), 4, 2, count=3)
 
 
-@pytest.mark.xfail(strict=True, reason="as in the scripted ones below: who promised is not asked again after a restart")
 def test_with_a_lighthouse_that_dies_in_a_recovery_and_restarts_from_its_log() -> None:
     for seed in seeds(30):
         history(seed, ("kill_and_restart", "reduce_and_restart"), 4, count=2)
@@ -148,7 +146,6 @@ def dies(job: Job, group: str) -> None:
     job.groups[group].ranks[0].die(-9)
 
 
-@pytest.mark.xfail(strict=True, reason="Hello does not name the promised epoch, and Failed is not told after a promise")
 def test_the_lighthouse_dies_in_a_recovery_that_a_death_began() -> None:
     """Both survivors have promised epoch 2 while they computed: nobody reduces, nobody stands, nobody reports."""
     job = in_first_epoch(slowness=20)
@@ -161,7 +158,6 @@ def test_the_lighthouse_dies_in_a_recovery_that_a_death_began() -> None:
     assert to_the_end(job) == ["g0", "g1"]
 
 
-@pytest.mark.xfail(strict=True, reason="after a restart nobody is told of the activation that only the log holds")
 def test_the_lighthouse_dies_between_logging_an_activation_and_sending_it() -> None:
     job = in_first_epoch(slowness=20)
     dies(job, "g2")
@@ -171,7 +167,6 @@ def test_the_lighthouse_dies_between_logging_an_activation_and_sending_it() -> N
     assert to_the_end(job) == ["g0", "g1"]
 
 
-@pytest.mark.xfail(strict=True, reason="Hello does not name the promised epoch, so an empty disk asks for a lower one")
 def test_an_empty_disk_prepares_above_what_was_promised() -> None:
     """Epochs 2 to 4 were promised and never in force; a lighthouse that only hears of epoch 1 must not ask for 2."""
     job = in_first_epoch(slowness=20)

@@ -111,7 +111,6 @@ def test_a_late_death_after_the_end_does_not_begin_a_recovery() -> None:
     assert not world.is_asked("g1") and not world.is_asked("g0")
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._hello fences whoever was told to stop and did not hear it")
 def test_who_missed_the_stop_hears_it_when_it_returns() -> None:
     world = World()
     first = world.start()

@@ -52,7 +52,6 @@ def test_a_newer_planned_change_replaces_the_one_that_is_not_in_force() -> None:
     assert world.newest == planned
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine remembers only the last planned change, so the beats of another are not understood")
 def test_the_replaced_planned_change_may_come_into_force_all_the_same() -> None:
     """All had built and carried its flag when the newer one arrived: the entry decides."""
     world = World()
@@ -85,7 +84,6 @@ def test_who_returns_is_told_of_the_planned_change_again() -> None:
     assert world.planned("g1").groups == ("g0", "g1")
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._end tells an ok stop only to groups whose reduce failed or who promised")
 def test_when_all_ask_to_leave_the_job_ends_well() -> None:
     world = World(groups=2)
     world.start()
@@ -127,7 +125,6 @@ def test_a_death_while_the_planned_change_is_in_force_for_one_promiser() -> None
     assert [lost["group"] for lost in world.noted("group_lost")] == ["g2"]
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._planned_is_in_force forgets the recovery that the managers have promised to")
 def test_a_beat_that_shows_the_planned_change_does_not_end_a_recovery() -> None:
     """g2 leaves and is killed on its way out; a beat that g0 sent before its promise arrives during the recovery."""
     world = World()
@@ -142,7 +139,6 @@ def test_a_beat_that_shows_the_planned_change_does_not_end_a_recovery() -> None:
     assert world.newest.epoch.number > planned.epoch.number, "g0 and g1 have promised and wait for an epoch for ever"
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._failed drops a report on a planned epoch that no beat has shown yet")
 def test_a_report_on_the_planned_epoch_may_come_before_the_first_beat_in_it() -> None:
     world = World()
     world.start()
@@ -153,7 +149,6 @@ def test_a_report_on_the_planned_epoch_may_come_before_the_first_beat_in_it() ->
     assert world.is_asked("g0") and world.is_asked("g1"), "it is told only once, and was not heard"
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._query answers only for the newest epoch or above")
 def test_a_query_on_the_base_of_a_planned_epoch_is_answered() -> None:
     """g1's manager stood still with its ranks' last votes in hand; they activate the planned epoch."""
     world = World()
@@ -177,7 +172,6 @@ def test_a_query_on_the_epoch_in_force_is_answered_and_one_of_the_left_out_is_no
     assert not world.told("g1", m.Stands)
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._activate fences whoever is not a member, also who left in good order")
 def test_who_left_in_good_order_is_not_called_fenced_later() -> None:
     world = World()
     world.start()

@@ -209,7 +209,6 @@ def test_left_out_means_fenced_and_only_after_the_activation() -> None:
     assert world.told("g2", m.Fence)
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._activate fences every group that ever joined, again at each recovery")
 def test_who_was_fenced_is_fenced_once() -> None:
     world = World()
     world.start()
@@ -273,7 +272,6 @@ def test_beats_that_show_no_commit_do_not_make_the_count_start_over() -> None:
     assert world.told("g0", m.Stop)
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine.first_failure stays empty when deaths, not reports, began the recoveries")
 def test_the_first_cause_is_also_named_when_it_was_a_death() -> None:
     world = World(groups=5)
     world.start()

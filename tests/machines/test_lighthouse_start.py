@@ -13,7 +13,7 @@ def test_the_first_epoch_needs_all_configured_groups() -> None:
     world.arrive("g0", "g1")
     world.pass_s(60, {})
     assert not world.is_asked("g0")
-    assert world.reason("g0") == "1 more groups: the first epoch needs 3"
+    assert world.reason("g0") == "1 more group: the first epoch needs 3"
     world.arrive("g2")
     assert [world.is_asked(g) for g in ("g0", "g1", "g2")] == [True] * 3
     world.promise("g0")
@@ -73,7 +73,6 @@ def test_a_group_that_returns_while_it_waits_to_join_counts_again() -> None:
     assert world.is_asked("g0") and world.is_asked("g1")
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._consider asks the rest when the first recovery loses a group")
 def test_a_death_during_the_first_prepare_waits_for_all_groups_again() -> None:
     world = World(groups=3)
     world.arrive("g0", "g1", "g2")
@@ -89,7 +88,6 @@ def test_a_death_during_the_first_prepare_waits_for_all_groups_again() -> None:
     assert world.newest.groups == ("g0", "g1", "g2")
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._consider keeps the first recovery although nobody is left of it")
 def test_all_dying_during_the_first_prepare_leaves_no_half_recovery_behind() -> None:
     world = World(groups=3)
     world.arrive("g0", "g1", "g2")
@@ -98,7 +96,6 @@ def test_all_dying_during_the_first_prepare_leaves_no_half_recovery_behind() -> 
     assert not world.is_asked("g0/i2"), "one of three groups is asked to start alone"
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine.first_join_s is that of a group that is gone")
 def test_the_start_window_counts_from_the_first_group_that_is_still_there() -> None:
     world = World(groups=2, minimum=1)
     world.arrive("g0", start_window_s=10.0)
