@@ -182,3 +182,16 @@ def test_who_left_in_good_order_is_not_called_fenced_later() -> None:
     world.promise("g0", 4)
     world.promise("g1", 4)
     assert not world.noted("fenced")
+
+
+@pytest.mark.xfail(strict=True, reason="JobMachine._hello forgets the running job for a known incarnation that is no member any more")
+def test_a_leaver_whose_stream_breaks_on_its_way_out_does_not_end_the_job() -> None:
+    """It closes the old epoch with the others, which may take a while, and connects again meanwhile."""
+    world = World()
+    world.start()
+    leaving(world)
+    planned = world.planned("g0")
+    world.beat("g0", 4, epoch=2)
+    world.cut("g2")
+    world.hello("g2", known=planned)
+    assert world.machine.newest == planned and not world.noted("job_stopped")
