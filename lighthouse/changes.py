@@ -26,7 +26,7 @@ class Changes(Job):
         """After every event: begins, restarts or concludes a recovery, or prepares a planned change."""
         actions: list[Action] = []
         if self.stopped is not None:
-            return self._end(actions)
+            return self._end(now)
         actions += self._judge(now)
         cause = self._cause(now)
         if self.recovery is None and cause is None:
@@ -215,17 +215,19 @@ class Changes(Job):
     def _stop(self, reason: str, ok: bool) -> list[Action]:
         self.stopped = m.Stop(reason, ok)
         actions: list[Action] = [Ended(reason), Note("job_stopped", {"reason": reason, "ok": ok})]
-        return self._end(actions)
+        return actions + self._end(self._ticked_s)
 
-    def _end(self, actions: list[Action]) -> list[Action]:
-        """The job has stopped: tell whoever still waits, and forget it once nobody is there."""
+    def _end(self, now: float) -> list[Action]:
+        """The job has stopped: tell whoever still waits, and forget it once nobody is there or may return."""
         assert self.stopped is not None
+        actions: list[Action] = []
         for group in self.groups.values():
             waits = group.failed is not None or not self.stopped.ok or self.recovery is not None or self.told_to_stop
             if group.in_touch and waits:
                 actions += self._send(group, self.stopped)
                 group.gone = Gone(self.stopped.reason, "left")
-        if not any(group.in_touch for group in self.groups.values()):
+        heard_s = now - self.bounds.lease_s
+        if all(g.gone is not None or (g.connection is None and g.heard < heard_s) for g in self.groups.values()):
             self._clear()
             self.groups.clear()
         return actions

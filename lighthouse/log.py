@@ -110,7 +110,10 @@ class LighthouseLog:
                 break
             try:
                 record = json.loads(line)
-                record["kind"]
+                if record["kind"] == "term":
+                    Term(record["number"], record["lighthouse"])
+                else:
+                    _decode(record)
             except (ValueError, KeyError, TypeError) as error:
                 raise LogError(f"{path} is damaged at byte {offset}; move it away to start without it") from error
             offset += len(line)

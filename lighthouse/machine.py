@@ -58,7 +58,8 @@ class JobMachine(Changes):
         actions = self._consider(now)
         if now - self._said_s >= REPEAT_S:
             self._said_s = now
-            actions += self._repeat_activation() + self._say_waiting(now)
+            if self.stopped is None:
+                actions += self._repeat_activation() + self._say_waiting(now)
         return actions
 
     def _mind_gap(self, now: float) -> None:
@@ -88,7 +89,8 @@ class JobMachine(Changes):
             note = Note("refused", {"group": hello.group, "incarnation": hello.incarnation, "reason": refused.reason})
             return [note, Send(connection, refused), Close(connection)]
         actions: list[Action] = []
-        if self.newest is not None and self.newest.slot_of(hello.group, hello.incarnation) is None:
+        another = current is None or current.incarnation != hello.incarnation
+        if self.newest is not None and self.newest.slot_of(hello.group, hello.incarnation) is None and another:
             actions += self._forget("every member has been silent for longer than the lease; the job starts anew")
         if current is None or current.incarnation != hello.incarnation:
             self.groups[hello.group] = current = Group(hello.group, hello.incarnation, heard=now)
@@ -98,6 +100,8 @@ class JobMachine(Changes):
         if self.config is None or not self._others_joined(hello.group):
             self.config = hello
         if current.gone is not None and not self._returns(current):
+            if current.gone.detected_by == "left" and self.stopped is None:
+                return actions  # on its way out, in good order
             last = self.stopped or m.Fence(current.gone.cause)
             return [*actions, *self._send(current, last), Close(connection)]
         actions += self._learn(hello)
@@ -202,6 +206,7 @@ class JobMachine(Changes):
         return []
 
     def _finished(self, group: Group, finished: m.Finished, now: float) -> list[Action]:
+        group.gone = Gone(f"finished at step {finished.step}", "left")
         if self.newest is None or self.stopped is not None:
             return []
         self.stopped = m.Stop(f"finished: step {finished.step} is final", ok=True)

@@ -47,6 +47,8 @@ def verdict(members: Sequence[Group], group: Group, recovering: bool, lease_s: f
     bound_s = lease_s * (2 if few else 1)
     silent_s = now - group.heard
     phase, step = (group.beat.phase, group.beat.step) if group.beat else ("", 0)
+    if all(g.gone is not None for g in others):
+        return None  # nobody is left to wait
     epoch_is_over = recovering or any(g.failed is not None for g in others)
     stands_s = standing_s(others)
     if not epoch_is_over and stands_s == 0.0:
