@@ -108,14 +108,13 @@ def frame(header: object) -> bytes:
 def talk(donor: Donor, *data: bytes) -> bytes:
     """Send bytes to the server as they are; all that it answers."""
     host, _, port = donor.server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10.0) as sock:
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=10.0) as sock, contextlib.suppress(OSError):
         for piece in data:
             sock.sendall(piece)
-        sock.shutdown(socket.SHUT_WR)
-        answer = b""
-        with contextlib.suppress(ConnectionResetError):
-            while piece := sock.recv(65536):
-                answer += piece
+        sock.shutdown(socket.SHUT_WR)  # may find that the server has already turned away
+        while piece := sock.recv(65536):
+            answer += piece
     return answer
 
 
