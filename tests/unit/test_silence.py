@@ -80,7 +80,6 @@ def test_a_stream_that_never_stood_is_not_a_broken_one() -> None:
     assert gone is not None and gone.detected_by == "lease"
 
 
-@pytest.mark.xfail(strict=True, reason="silence.verdict counts what a dead member reported or waited for")
 def test_the_dead_wait_for_nobody() -> None:
     it, dead = member("it", silent_s=60.0), member("a", waits_s=60.0, failed=True)
     dead.gone = Gone("killed", "manager")

@@ -1,0 +1,163 @@
+"""Processes that are not our children: how they ended, whether they are stopped, and killing a tree and nothing beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from lightkeeper.manager.processes import die_with_parent, is_stopped, kill_tree, watch_exit
+
+BOUND_S = 20.0
+TELLS_EXIT = tuple(int(x) for x in platform.release().split(".")[:2]) >= (6, 15)
+
+
+def eventually(condition, what: str) -> None:
+    until = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.005)
+
+
+def grandchild(code: str) -> tuple[subprocess.Popen[str], int]:
+    """A child that starts a grandchild; returns the child and the grandchild's pid. The child reaps it at once."""
+    script = (
+        "import subprocess, sys;"
+        f"p = subprocess.Popen([sys.executable, '-c', {code!r}]);"
+        "print(p.pid, flush=True); p.wait(); sys.stdin.read()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    return child, int(child.stdout.readline())
+
+
+async def exit_of(pid: int, then) -> int | None:
+    ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+    watch_exit(pid, ended.set_result)
+    then()
+    return await asyncio.wait_for(ended, BOUND_S)
+
+
+@pytest.mark.skipif(not TELLS_EXIT, reason="before Linux 6.15 the kernel does not tell how a process ended that is not our child")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_how_a_process_that_is_not_our_child_was_killed(number: int) -> None:
+    child, pid = grandchild("import time; time.sleep(60)")
+    try:
+        assert asyncio.run(exit_of(pid, lambda: os.kill(pid, number))) == -number
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.skipif(not TELLS_EXIT, reason="as above")
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_process_that_is_not_our_child_exited_with(code: int) -> None:
+    child, pid = grandchild(f"import sys; sys.stdin.read(1); sys.exit({code})")
+    try:
+        assert child.stdin is not None
+        stdin = child.stdin
+        assert asyncio.run(exit_of(pid, stdin.close)) == code
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_how_our_own_child_ended_also_before_it_is_reaped() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert asyncio.run(exit_of(child.pid, child.kill)) == -signal.SIGKILL
+    finally:
+        child.wait()
+
+
+def test_watching_a_process_that_is_gone_says_so() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+
+    async def scene() -> None:
+        watch_exit(child.pid, lambda code: None)
+
+    with pytest.raises(ProcessLookupError):
+        asyncio.run(scene())
+
+
+def test_stopped_is_seen_and_seen_to_end() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert not is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(child.pid), "it is not seen to be stopped")
+        child.send_signal(signal.SIGCONT)
+        eventually(lambda: not is_stopped(child.pid), "it is not seen to go on")
+    finally:
+        child.kill()
+        child.wait()
+    assert not is_stopped(child.pid)
+
+
+def test_a_name_with_brackets_does_not_hide_the_state(tmp_path) -> None:
+    script = tmp_path / "a) T (b"
+    script.symlink_to("/bin/sleep")
+    child = subprocess.Popen([str(script), "60"])
+    try:
+        eventually(lambda: psutil.Process(child.pid).name() == "a) T (b", "it has not started")
+        assert not is_stopped(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+
+
+TREE = """
+import subprocess, sys
+children = [subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[1], str(int(sys.argv[2]) - 1)]) for _ in range(2)] \
+    if int(sys.argv[2]) else []
+print("up", flush=True)
+import time
+time.sleep(60)
+"""
+
+
+def test_kill_tree_kills_all_below_and_nothing_beside() -> None:
+    beside = subprocess.Popen(["sleep", "60"])
+    root = subprocess.Popen([sys.executable, "-c", TREE, TREE, "2"], stdout=subprocess.DEVNULL)
+    try:
+        eventually(lambda: len(psutil.Process(root.pid).children(recursive=True)) == 6, "the tree has not grown")
+        below = psutil.Process(root.pid).children(recursive=True)
+        killed = kill_tree(root.pid)
+        assert set(killed) == {root.pid, *(p.pid for p in below)}
+        assert root.wait(timeout=BOUND_S) == -signal.SIGKILL
+        eventually(lambda: not any(p.is_running() and p.status() != "zombie" for p in below), "a descendant lives on")
+        assert beside.poll() is None and psutil.Process(os.getpid()).is_running()
+    finally:
+        for process in (beside, root):
+            process.kill()
+            process.wait()
+
+
+def test_kill_tree_of_a_stopped_process_and_of_none() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    child.send_signal(signal.SIGSTOP)
+    assert kill_tree(child.pid) == [child.pid]
+    assert child.wait(timeout=BOUND_S) == -signal.SIGKILL
+    assert kill_tree(child.pid) == []
+
+
+def test_a_process_tied_to_its_parent_dies_with_it() -> None:
+    script = (
+        "import subprocess, sys; from lightkeeper.manager.processes import die_with_parent;"
+        "p = subprocess.Popen(['sleep', '60'], preexec_fn=die_with_parent); print(p.pid, flush=True); sys.stdin.read()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    orphan = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    eventually(lambda: not orphan.is_running() or orphan.status() == "zombie", "it outlives its parent")
+    assert callable(die_with_parent)

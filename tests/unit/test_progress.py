@@ -1,0 +1,73 @@
+"""A rank's phase, read from outside: while it lives, while it is stopped and after it was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightkeeper.manager.progress import PHASES, SIZE, ProgressPage, read_progress
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from lightkeeper.manager.progress import ProgressPage
+page = ProgressPage(Path(sys.argv[1]))
+page.enter("reduce", 41, 7)
+print("in reduce", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_is_entered_is_read(tmp_path: Path, phase: str) -> None:
+    page = ProgressPage(tmp_path / "page")
+    page.enter(phase, 12, 3)
+    read = read_progress(tmp_path / "page")
+    assert read is not None and (read.phase, read.step, read.microbatches) == (phase, 12, 3)
+    assert (page.phase, page.step) == (phase, 12)
+    assert 0 <= read.since_s < 60 and 0 <= read.silent_s < 60
+
+
+def test_a_beat_ends_the_silence_but_not_the_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000_000_000]
+    monkeypatch.setattr("time.monotonic_ns", lambda: now[0])
+    page = ProgressPage(tmp_path / "page")
+    page.enter("compute", 1)
+    now[0] += 5_000_000_000
+    read = read_progress(tmp_path / "page")
+    assert read is not None and (read.since_s, read.silent_s) == (5.0, 5.0)
+    page.beat()
+    now[0] += 1_000_000_000
+    read = read_progress(tmp_path / "page")
+    assert read is not None and (read.since_s, read.silent_s, read.phase) == (6.0, 1.0, "compute")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_it_is_readable_while_the_rank_is_stopped_and_after_it_was_killed(tmp_path: Path, number: int) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "page")]
+    rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert rank.stdout is not None and rank.stdout.readline() == "in reduce\n"
+        rank.send_signal(number)
+        os.waitpid(rank.pid, os.WUNTRACED)
+        read = read_progress(tmp_path / "page")
+        assert read is not None and (read.phase, read.step, read.microbatches) == ("reduce", 41, 7)
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_no_page_or_half_a_page_is_none(tmp_path: Path) -> None:
+    assert read_progress(tmp_path / "missing") is None
+    (tmp_path / "half").write_bytes(b"\0" * (SIZE - 1))
+    assert read_progress(tmp_path / "half") is None
+
+
+def test_others_may_not_read_it(tmp_path: Path) -> None:
+    ProgressPage(tmp_path / "page")
+    assert (tmp_path / "page").stat().st_mode & 0o077 == 0

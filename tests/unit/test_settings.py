@@ -1,0 +1,136 @@
+"""Every option: from arguments, from the environment, and what is said about a value that cannot be right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightkeeper.errors import UsageError
+from lightkeeper.manager.settings import PREFIX, Settings, read_settings, read_token
+
+GOOD: dict[str, Any] = {
+    "lighthouse": "lh.example:1234", "job": "run-7_a.b", "group": "g5", "groups": 9, "minimum": 2, "start_window_s": 3.5,
+    "ranks": 4, "token": "secret", "run_folder": "/tmp/run", "outage_budget_s": 12.5, "host": "10.0.0.7", "bucket_mb": 0.5,
+    "fingerprint_every": 10,
+}  # fmt: skip
+
+
+def test_the_table_above_names_every_option() -> None:
+    assert set(GOOD) >= {field.name for field in dataclasses.fields(Settings)}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_an_option_comes_from_arguments_or_the_environment(name: str) -> None:
+    base = {"groups": 9}
+    environment = {PREFIX + "GROUPS": "9", PREFIX + name.upper(): str(GOOD[name])}
+    default = getattr(Settings(groups=9), name)
+    assert getattr(read_settings({}, **{**base, name: GOOD[name]}), name) == GOOD[name]
+    read = getattr(read_settings(environment), name)
+    assert read == GOOD[name] and type(read) is type(default)
+    assert getattr(read_settings(environment, **{**base, name: default}), name) == default or name in ("groups", "token")
+
+
+def test_all_options_there_and_back_through_the_environment() -> None:
+    settings = Settings(**GOOD)
+    assert read_settings(settings.to_environment()) == settings
+
+
+def test_none_is_not_given() -> None:
+    assert read_settings({PREFIX + "GROUP": "g3"}, group=None).group == "g3"
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("minimum", 0, "1 <= minimum <= groups must hold"),
+    ("minimum", 2, "minimum 2 of 1 groups"),
+    ("groups", 0, "1 <= minimum <= groups must hold"),
+    ("ranks", 0, "ranks 0: a group has at least one rank"),
+    ("outage_budget_s", 0.5, "outage_budget_s 0.5: give 1 to 86400 seconds"),
+    ("outage_budget_s", 1e9, "give 1 to 86400 seconds"),
+    ("outage_budget_s", math.nan, "give 1 to 86400 seconds"),
+    ("bucket_mb", 0.0, "bucket_mb 0.0: give 0.001 to 1024 MiB"),
+    ("bucket_mb", 4096.0, "give 0.001 to 1024 MiB"),
+    ("start_window_s", -1.0, "start_window_s"),
+    ("fingerprint_every", -1, "fingerprint_every"),
+    ("job", "", "job '': give 1 to 100"),
+    ("job", "a b", "job 'a b': give"),
+    ("group", "g/0", "group 'g/0': give"),
+    ("group", "g" * 101, "give 1 to 100"),
+    ("lighthouse", "nowhere", "lighthouse: 'nowhere' is not an address of the form HOST:PORT"),
+    ("lighthouse", "host:99999", "HOST:PORT"),
+    ("lighthouse", "host:", "HOST:PORT"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "line"), BAD, ids=[f"{name}={value}"[:40] for name, value, _ in BAD])
+def test_a_bad_value_gives_one_line(name: str, value: Any, line: str) -> None:
+    for read in (lambda: read_settings({}, **{name: value}), lambda: read_settings({PREFIX + name.upper(): str(value)})):
+        with pytest.raises(UsageError) as raised:
+            read()
+        assert line in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["groups", "minimum", "ranks", "outage_budget_s", "bucket_mb", "start_window_s", "fingerprint_every"])
+@pytest.mark.parametrize("value", ["", "many", "1,5"])
+def test_what_is_not_a_number_is_named_with_its_variable(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"LIGHTKEEPER_{name.upper()}='{value}' is not a number"):
+        read_settings({PREFIX + name.upper(): value})
+
+
+@pytest.mark.xfail(strict=True, reason="Settings takes a start window that never ends or is no number")
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_start_window_is_a_finite_number(value: str) -> None:
+    with pytest.raises(UsageError):
+        read_settings({PREFIX + "START_WINDOW_S": value})
+
+
+@pytest.mark.xfail(strict=True, reason="Settings takes letters that cannot stand in the metadata of a gRPC call")
+@pytest.mark.parametrize("name", ["job", "group"])
+def test_a_name_that_no_call_can_carry_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        Settings(**{name: "größe"})
+
+
+@pytest.mark.xfail(strict=True, reason="Settings takes more groups than a message can say")
+def test_more_groups_than_a_message_can_say_are_refused() -> None:
+    with pytest.raises(UsageError):
+        Settings(groups=1 << 32)
+
+
+# ---------------------------------------------------------------- the token
+
+
+def test_the_token_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("  secret\n")
+    assert read_settings({PREFIX + "TOKEN_FILE": str(path)}).token == "secret"
+    assert read_settings({PREFIX + "TOKEN_FILE": str(path), PREFIX + "TOKEN": "other"}).token == "other"
+    assert read_settings({}).token == "" and read_token("") == ""
+
+
+def test_a_token_file_that_is_missing_empty_or_no_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the token file .*missing"):
+        read_token(tmp_path / "missing")
+    (tmp_path / "empty").write_text(" \n")
+    with pytest.raises(UsageError, match=r"the token file .*empty is empty"):
+        read_token(tmp_path / "empty")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"cannot read the token file .*binary"):
+        read_token(tmp_path / "binary")
+
+
+@pytest.mark.xfail(strict=True, reason="read_token takes what the metadata of a gRPC call cannot carry")
+@pytest.mark.parametrize("content", ["two\nlines", "schlüssel"])
+def test_a_token_that_no_call_can_carry_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "token").write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError):
+        read_token(tmp_path / "token")
+
+
+def test_what_is_derived_from_the_outage_budget() -> None:
+    settings = Settings(outage_budget_s=20)
+    assert settings.form_timeout_s < settings.outage_budget_s < settings.start_budget_s
+    assert settings.reduce_timeout_s >= settings.outage_budget_s
