@@ -185,6 +185,10 @@ class Relay:
         self._thread.start()
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the client leaves as soon as it sees the damage
+            self._relay()
+
+    def _relay(self) -> None:
         client, _ = self._listener.accept()
         host, _, port = self._donor.server.address.rpartition(":")
         server = socket.create_connection((host, int(port)))
