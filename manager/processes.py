@@ -59,27 +59,39 @@ def exit_code(pid: int, descriptor: int) -> int | None:
         return None
 
 
-def kill_tree(pid: int) -> list[int]:
-    """Kills a process and all its descendants with SIGKILL, the process first so that it starts no more.
+class Trees:
+    """Processes and all that they started, remembered, so that it can be killed when its root is dead already.
 
-    Only what stands below `pid` is touched. Returns the pids that were killed.
+    A data-loader worker that outlives its trainer would keep memory, ports and the trainer's connections.
     """
-    try:
-        root = psutil.Process(pid)
-        below = root.children(recursive=True)
-    except psutil.Error:
-        return []
-    killed = []
-    for process in (root, *below):
-        with contextlib.suppress(psutil.Error):
-            process.kill()  # psutil checks the start time: a pid that was given away is not hit
-            killed.append(process.pid)
-    for child in below:  # whoever was started between the look and the kill
-        with contextlib.suppress(psutil.Error):
-            for late in child.children(recursive=True):
-                late.kill()
-                killed.append(late.pid)
-    return killed
+
+    def __init__(self) -> None:
+        self._seen: dict[int, psutil.Process] = {}
+
+    def look(self, *roots: int) -> None:
+        """Takes note of the roots and of what stands below them now."""
+        self._seen = {pid: process for pid, process in self._seen.items() if process.is_running()}
+        for root in roots:
+            with contextlib.suppress(psutil.Error):
+                top = psutil.Process(root)
+                for process in (top, *top.children(recursive=True)):
+                    self._seen.setdefault(process.pid, process)
+
+    def kill(self, *roots: int) -> list[int]:
+        """Kills all of them with SIGKILL, twice, for what was started between the look and the kill."""
+        killed: dict[int, None] = {}
+        for _ in range(2):
+            self.look(*roots)
+            for process in self._seen.values():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()  # psutil checks the start time: a pid that was given away is not hit
+                    killed[process.pid] = None
+        return list(killed)
+
+
+def kill_tree(pid: int) -> list[int]:
+    """Kills a process and all its descendants. Only what stands below `pid` is touched."""
+    return Trees().kill(pid)
 
 
 def watch_exit(pid: int, ended: Callable[[int | None], None]) -> None:

@@ -22,13 +22,14 @@ from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell,
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
 from lightkeeper.manager.machine import GroupMachine, RankView
-from lightkeeper.manager.processes import is_stopped, kill_tree, watch_exit
+from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
 from lightkeeper.manager.progress import read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import CHANNEL_OPTIONS, join_address, own_address_towards
 
 BEAT_S = 0.2
+LOOK_BEATS = 10  # beats between two looks at what the ranks have started
 SILENT_S_MIN = 0.5
 FLUSH_S = 1.0
 
@@ -51,6 +52,7 @@ class ManagerService:
         self.ranks: dict[int, RankSocket] = {}
         self.pids: dict[int, int] = {}
         self.roots: set[int] = set()
+        self.trees = Trees()
         self._stopped_since: dict[int, float] = {}
         self._ending = False
 
@@ -132,8 +134,7 @@ class ManagerService:
                 self.keys.keys.drop(action.below)
 
     def _kill(self, reason: str) -> None:
-        for pid in (*self.roots, *self.pids.values()):
-            kill_tree(pid)
+        self.trees.kill(*self.roots, *self.pids.values())
 
     def _end(self, end: End) -> None:
         self._ending = True
@@ -216,9 +217,12 @@ class ManagerService:
     # ------------------------------------------------------------ time and words
 
     async def _run_ticks(self) -> None:
+        beats = 0
         while True:
             views = {rank: view for rank in self.ranks if (view := self._view(rank)) is not None}
             self.act(self.machine.tick(views, time.monotonic()))
+            if (beats := beats + 1) % LOOK_BEATS == 0:
+                self.trees.look(*self.roots, *self.pids.values())
             await asyncio.sleep(BEAT_S)
 
     def _unauthorised(self, peer: str, what: str) -> None:

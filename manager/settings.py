@@ -47,7 +47,7 @@ class Settings:
     run_folder: str = ""
     outage_budget_s: float = 60.0
     host: str = ""
-    bucket_mb: float = 4.0
+    bucket_mb: float = 16.0
     fingerprint_every: int = 0
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ Host = Annotated[
     str | None,
     _option("--host", "Address at which peers reach this node.", "the interface towards the lighthouse"),
 ]
-BucketMb = Annotated[float | None, _option("--bucket-mb", "Size of a gradient bucket, MiB.", "4")]
+BucketMb = Annotated[float | None, _option("--bucket-mb", "Size of a gradient bucket, MiB.", "16")]
 FingerprintEvery = Annotated[
     int | None,
     _option("--fingerprint-every", "Write the state's fingerprint after every so many steps; 0 never.", "0"),
