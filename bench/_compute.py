@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import torch
 from torch import nn
 
@@ -16,17 +13,3 @@ def stack(gradient_mb: float, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     layers = max(1, round(gradient_mb * 1e6 / (4 * WIDTH * (WIDTH + 1))))
     return nn.Sequential(*[module for _ in range(layers) for module in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
-
-
-def batch_for(model: nn.Module, step_s: float, microbatches: int) -> int:
-    """Rows per microbatch with which forward and backward of a step take about `step_s` seconds here."""
-    rows = 64
-    inputs = torch.randn(rows, WIDTH)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        model(inputs).square().mean().backward()
-        times.append(time.perf_counter() - start)
-    model.zero_grad()
-    per_row_s = statistics.median(times[1:]) / rows
-    return max(8, round(step_s / per_row_s / microbatches))

@@ -19,6 +19,7 @@ STEP_S = 0.2
 BLOCK_STEPS = 20
 BLOCKS = 6
 WARM_STEPS = 4
+CALIBRATIONS = 3
 ONE_GROUP_STEPS = 8
 TARGETS = {25: 1.02, 100: 1.04}
 
@@ -79,14 +80,12 @@ def alternate(slot: int, case: dict[str, int]) -> dict[str, Any]:
     from torch import nn
 
     import lightkeeper
-    from lightkeeper.bench._compute import WIDTH, batch_for, stack
+    from lightkeeper.bench._compute import WIDTH, stack
 
     torch.set_num_threads(1)
     mb, microbatches = case["gradient_mb"], case["microbatches"]
     dist.init_process_group("gloo", rank=slot, world_size=GROUPS)
-    rows = torch.tensor([batch_for(stack(mb), STEP_S, microbatches)])
-    dist.broadcast(rows, src=0)
-    inputs = torch.randn(int(rows), WIDTH)
+    inputs = torch.randn(64, WIDTH)
     mine, theirs = stack(mb), stack(mb)
     wrapped = nn.parallel.DistributedDataParallel(theirs)
     my_optimizer, their_optimizer = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (mine, theirs))
@@ -107,6 +106,10 @@ def alternate(slot: int, case: dict[str, int]) -> dict[str, Any]:
         (wrapped(inputs).square().mean() / microbatches).backward()
         their_optimizer.step()
 
+    for _ in range(CALIBRATIONS):  # rows with which a plain step takes about STEP_S here, with both groups at work
+        rows = torch.tensor([max(8, round(len(inputs) * STEP_S / _median_s(plain, WARM_STEPS)))])
+        dist.broadcast(rows, src=0)
+        inputs = torch.randn(int(rows), WIDTH)
     measured = _blocks({"ours": ours, "plain": plain}, dist.barrier)
     manager.finish()
     dist.destroy_process_group()
@@ -128,13 +131,17 @@ def _blocks(loops: dict[str, Callable[[], None]], barrier: Callable[[], None]) -
     for block in range(BLOCKS):
         for name in sorted(loops, reverse=block % 2 == 1):
             barrier()
-            times = []
-            for _ in range(BLOCK_STEPS):
-                start = time.perf_counter()
-                loops[name]()
-                times.append(time.perf_counter() - start)
-            medians[name].append(statistics.median(times))
+            medians[name].append(_median_s(loops[name], BLOCK_STEPS))
     return medians
+
+
+def _median_s(loop: Callable[[], None], steps: int) -> float:
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        loop()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def _one_group_is_bit_equal() -> bool:
