@@ -49,14 +49,18 @@ class Checkers:
     def obeyed(self, process: GroupProcess) -> None:
         """A manager has taken an event."""
         group, machine = process.group, process.machine
-        assert machine.promised >= self.promised.get(group, 0), f"I3: {group} promised {machine.promised} after {self.promised[group]}"
+        assert machine.promised >= self.promised.get(group, 0), (
+            f"I3: {group} promised {machine.promised} after {self.promised[group]}"
+        )
         self.promised[group] = machine.promised
         if machine.known is None:
             return
         epoch = machine.known.epoch
         if group in self.known:
             before = self.known[group]
-            assert epoch.number >= before.number and epoch.term >= before.term, f"I3: {group} goes from {before} to {epoch}"
+            assert epoch.number >= before.number and epoch.term >= before.term, (
+                f"I3: {group} goes from {before} to {epoch}"
+            )
         members = self.memberships.setdefault(epoch, machine.known.groups)
         assert members == machine.known.groups, f"I3: {epoch} means {members} and {machine.known.groups}"
         self.known[group] = epoch

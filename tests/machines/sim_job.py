@@ -130,7 +130,9 @@ class GroupProcess:
         self.frozen_until = 0.0
         self.ranks: list[Rank] = []
         for index in range(job.width):
-            self.ranks.append(Rank(job, group, index, lambda x, i=index: self._from_rank(i, x), lambda c, i=index: self._ended(i, c)))
+            self.ranks.append(
+                Rank(job, group, index, lambda x, i=index: self._from_rank(i, x), lambda c, i=index: self._ended(i, c))
+            )
         clock = job.clock
         clock.after(clock.uniform(0, 0.3), self._connect)
         clock.after(clock.uniform(0, 0.2), self._tick)

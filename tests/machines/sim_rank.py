@@ -24,7 +24,9 @@ class Rank:
         held: microbatches summed into the local gradient of the step in progress.
     """
 
-    def __init__(self, job: Job, group: str, index: int, say: Callable[[local.FromRank], None], left: Callable[[int], None]) -> None:
+    def __init__(
+        self, job: Job, group: str, index: int, say: Callable[[local.FromRank], None], left: Callable[[int], None]
+    ) -> None:
         self.job, self.group, self.index = job, group, index
         self._say, self._ended = say, left
         self.alive = True

@@ -38,7 +38,9 @@ def test_an_exit_0_before_the_run_was_closed_is_no_good_end() -> None:
 def test_an_error_of_the_users_is_told_with_the_death() -> None:
     world = GroupWorld()
     world.start()
-    error = local.RankError(step=5, type="ValueError", message="loss is nan", where="train.py:12 in loop", traceback="Traceback")
+    error = local.RankError(
+        step=5, type="ValueError", message="loss is nan", where="train.py:12 in loop", traceback="Traceback"
+    )
     world.rank_says(0, error)
     assert not world.said(m.Died), "the process may still be about to print it"
     world.rank_ends(0, 1, "compute", 5)

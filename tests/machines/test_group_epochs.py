@@ -252,7 +252,9 @@ def test_a_promise_after_the_switch_names_the_planned_epoch_as_known() -> None:
     world.vote_all("reduced", 1, at=1, activates=2)
     world.prepare(3)
     promise = world.said(m.Promise)[-1]
-    assert promise.known.epoch == epoch(2) and promise.last == Entry(epoch(1), 1) and promise.held == tuple(range(12, 24))
+    assert (
+        promise.known.epoch == epoch(2) and promise.last == Entry(epoch(1), 1) and promise.held == tuple(range(12, 24))
+    )
 
 
 def test_the_leaver_knows_the_newest_epoch_although_it_is_not_in_it() -> None:

@@ -116,7 +116,9 @@ def test_with_a_frozen_lighthouse_only_the_killed_are_lost() -> None:
     for seed in seeds(20):
         job, _, reached = history(seed, ("freeze_lighthouse_and_kill",), count=1)
         killed = [name for name, group in job.groups.items() if group.exit_code == 137]
-        assert sorted(reached + killed) == ["g0", "g1", "g2"], f"seed {seed}: {reached} reached the end, {killed} killed"
+        assert sorted(reached + killed) == ["g0", "g1", "g2"], (
+            f"seed {seed}: {reached} reached the end, {killed} killed"
+        )
 
 
 def test_several_groups_leave_at_once() -> None:

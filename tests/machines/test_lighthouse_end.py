@@ -43,7 +43,10 @@ def test_an_exception_in_one_group_is_only_that_groups_end() -> None:
     assert world.newest.groups == ("g1", "g2") and not world.noted("job_stopped")
 
 
-@pytest.mark.parametrize("other", [m.UserError(6, "ValueError", "loss is nan", BUG.where), m.UserError(5, "KeyError", "'x'", BUG.where), None])
+@pytest.mark.parametrize(
+    "other",
+    [m.UserError(6, "ValueError", "loss is nan", BUG.where), m.UserError(5, "KeyError", "'x'", BUG.where), None],
+)
 def test_different_ends_of_all_groups_are_not_one_bug(other: m.UserError | None) -> None:
     world = World(groups=2)
     world.start()
@@ -122,7 +125,9 @@ def test_who_missed_the_stop_hears_it_when_it_returns() -> None:
     assert world.told("g1", m.Stop) and not world.told("g1", m.Fence)
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine._end forgets the job while a member that may return has not heard of its end")
+@pytest.mark.xfail(
+    strict=True, reason="JobMachine._end forgets the job while a member that may return has not heard of its end"
+)
 def test_a_finished_job_is_not_forgotten_before_a_member_out_of_touch_had_its_lease() -> None:
     world = World(groups=2)
     first = world.start()

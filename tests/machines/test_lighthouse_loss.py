@@ -13,7 +13,14 @@ def test_a_killed_trainer_is_left_out_at_once_and_named() -> None:
     world.start()
     world.die("g2", step=5)
     assert world.noted("group_lost") == [
-        {"group": "g2", "incarnation": "i1", "cause": "rank 0 was killed by SIGKILL", "detected_by": "manager", "phase": "reduce", "step": 5}
+        {
+            "group": "g2",
+            "incarnation": "i1",
+            "cause": "rank 0 was killed by SIGKILL",
+            "detected_by": "manager",
+            "phase": "reduce",
+            "step": 5,
+        }
     ]
     assert world.is_asked("g0") and world.is_asked("g1") and not world.is_asked("g2")
     world.promise("g0", 4, held=tuple(range(8)))
@@ -151,7 +158,10 @@ def test_the_sole_member_is_never_gone_for_being_silent() -> None:
     assert world.told("g0", m.Welcome)
 
 
-@pytest.mark.xfail(strict=True, reason="silence.verdict: in a recovery the last member left is called gone although nobody waits for it")
+@pytest.mark.xfail(
+    strict=True,
+    reason="silence.verdict: in a recovery the last member left is called gone although nobody waits for it",
+)
 def test_the_last_member_left_is_never_gone_for_being_silent_either() -> None:
     """g1 was killed; g0's manager stands still for a while and then promises."""
     world = World(groups=2)

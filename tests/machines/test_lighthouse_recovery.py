@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from world import World
 
 from lightkeeper.lighthouse import messages as m
@@ -249,7 +248,9 @@ def test_three_recoveries_without_a_commit_and_nobody_to_blame_stop_with_the_fir
     world.start()
     three_failed_recoveries(world, g0=("g1",), g1=("g0",))
     (stop,) = world.told("g0", m.Stop)
-    assert not stop.ok and stop.reason == "3 recoveries in a row without a commit; first cause: g0: g0 lost its connection"
+    assert (
+        not stop.ok and stop.reason == "3 recoveries in a row without a commit; first cause: g0: g0 lost its connection"
+    )
 
 
 def test_a_commit_between_makes_the_count_start_over() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from world import World
 
 from lightkeeper.lighthouse import messages as m
@@ -87,7 +86,9 @@ def test_who_was_left_out_after_a_restart_does_not_end_the_job_by_returning() ->
     running_now = world.newest
     assert running_now.groups == ("g0", "g1")
     back(world, membership, "g2")
-    assert world.machine.newest == running_now, "g0 and g1 are training in an epoch that the lighthouse has just forgotten"
+    assert world.machine.newest == running_now, (
+        "g0 and g1 are training in an epoch that the lighthouse has just forgotten"
+    )
     assert world.told("g2", m.Fence)
 
 

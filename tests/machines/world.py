@@ -86,11 +86,15 @@ class World:
         if isinstance(message, m.Prepare):
             assert message.epoch.number <= self.history.highest, f"{message.epoch} is spoken of but not logged"
         if isinstance(message, m.Activate):
-            assert self.history.membership == message.membership, f"{message.membership.epoch} is not logged as in force"
+            assert self.history.membership == message.membership, (
+                f"{message.membership.epoch} is not logged as in force"
+            )
 
     def _check_rises(self, record: Promised | Activated | Ended) -> None:
         if isinstance(record, Promised):
-            assert record.number > self.history.highest, f"epoch {record.number} does not rise above {self.history.highest}"
+            assert record.number > self.history.highest, (
+                f"epoch {record.number} does not rise above {self.history.highest}"
+            )
         if isinstance(record, Activated) and self.history.membership is not None:
             assert record.membership.epoch >= self.history.membership.epoch, "an older epoch comes into force"
 
@@ -164,7 +168,9 @@ class World:
         number = epoch if epoch is not None else self.newest.epoch.number
         self.say(speaker, m.Beat(number, step, phase, waiting_ms, stopped_ms))
 
-    def fail(self, speaker: str, step: int = 0, error: str = "connection closed by peer", suspects: tuple[str, ...] = ()) -> None:
+    def fail(
+        self, speaker: str, step: int = 0, error: str = "connection closed by peer", suspects: tuple[str, ...] = ()
+    ) -> None:
         self.say(speaker, m.Failed(self.newest.epoch, step, error, suspects))
 
     def die(

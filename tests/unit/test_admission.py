@@ -18,8 +18,12 @@ def hello(group: str = "g0", incarnation: str = "new", groups: int = 2, minimum:
     return Hello("job", group, incarnation, "a:1", groups, minimum)
 
 
-def known(group: str, incarnation: str = "old", connected: bool = True, silent_s: float = 0.1, gone: bool = False) -> Group:
-    it = Group(group, incarnation, heard=NOW - silent_s, connection=1 if connected else None, hello=hello(group, incarnation))
+def known(
+    group: str, incarnation: str = "old", connected: bool = True, silent_s: float = 0.1, gone: bool = False
+) -> Group:
+    it = Group(
+        group, incarnation, heard=NOW - silent_s, connection=1 if connected else None, hello=hello(group, incarnation)
+    )
     it.join, it.beat = Join(("a:2",)), Beat(1, 7, "compute")
     it.gone = Gone("killed", "manager") if gone else None
     return it
@@ -29,7 +33,9 @@ def epoch_of(*groups: str) -> Membership:
     return Membership(Epoch(3, Term(1, "lh")), tuple(Member(g, "old", "a:1") for g in groups))
 
 
-def verdict(speaker: Hello, *groups: Group, newest: Membership | None = None, stopped: Stop | None = None) -> tuple[str, bool] | None:
+def verdict(
+    speaker: Hello, *groups: Group, newest: Membership | None = None, stopped: Stop | None = None
+) -> tuple[str, bool] | None:
     config = groups[0].hello if groups else None
     refused = refusal(speaker, View(config, {g.name: g for g in groups}, newest, stopped), LEASE_S, NOW)
     return None if refused is None else (refused.reason, refused.retry)
@@ -55,7 +61,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("what", "groups", "newest", "line", "retry"), CASES, ids=[case[0] for case in CASES])
-def test_verdicts(what: str, groups: list[Group], newest: Membership | None, line: str | None, retry: bool | None) -> None:
+def test_verdicts(
+    what: str, groups: list[Group], newest: Membership | None, line: str | None, retry: bool | None
+) -> None:
     refused = verdict(hello(), *groups, newest=newest)
     if line is None:
         assert refused is None

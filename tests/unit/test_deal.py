@@ -70,7 +70,9 @@ def test_deal_rest_is_what_dealing_by_hand_gives(case: tuple[int, dict[str, tupl
 
 
 @given(holdings())
-def test_who_holds_keeps_and_nothing_is_lost_or_doubled(case: tuple[int, dict[str, tuple[int, ...]], list[str]]) -> None:
+def test_who_holds_keeps_and_nothing_is_lost_or_doubled(
+    case: tuple[int, dict[str, tuple[int, ...]], list[str]],
+) -> None:
     total, held, members = case
     shares = deal_rest(total, held, members)
     assert sorted(k for share in shares.values() for k in share) == list(range(total))

@@ -27,7 +27,15 @@ def test_every_kind_in_every_phase(kind: str, phase: str) -> None:
     assert parse_faults(f"{kind}:g0:{phase}:0") == (Fault(kind, "g0", phase, 0),)
 
 
-BAD = ["kill", "kill:g0:reduce", "stab:g0:reduce:3", "kill:g0:sleep:3", "kill:g0:reduce:x", "kill:g0:reduce:-1", "a:b:c:d:e"]
+BAD = [
+    "kill",
+    "kill:g0:reduce",
+    "stab:g0:reduce:3",
+    "kill:g0:sleep:3",
+    "kill:g0:reduce:x",
+    "kill:g0:reduce:-1",
+    "a:b:c:d:e",
+]
 
 
 @pytest.mark.parametrize("text", BAD)
@@ -39,7 +47,9 @@ def test_anything_else_is_refused_with_what_is_expected(text: str) -> None:
     assert "kill-tree" in line and "closing" in line
 
 
-@pytest.mark.xfail(strict=True, reason="parse_faults: isdigit takes digits that int does not, and an empty group is never hit")
+@pytest.mark.xfail(
+    strict=True, reason="parse_faults: isdigit takes digits that int does not, and an empty group is never hit"
+)
 @pytest.mark.parametrize("text", ["kill:g0:reduce:²", "kill::reduce:3"])
 def test_what_could_never_strike_is_refused(text: str) -> None:
     with pytest.raises(UsageError):

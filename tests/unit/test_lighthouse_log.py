@@ -99,7 +99,9 @@ def test_a_tail_of_zeros_after_a_power_cut_is_taken_off(tmp_path: Path) -> None:
 def test_a_damaged_line_is_told_in_one_line(tmp_path: Path, line: str, request: pytest.FixtureRequest) -> None:
     if line.startswith('{"kind'):
         request.applymarker(
-            pytest.mark.xfail(strict=True, raises=KeyError, reason="LighthouseLog: a record without its fields is a traceback")
+            pytest.mark.xfail(
+                strict=True, raises=KeyError, reason="LighthouseLog: a record without its fields is a traceback"
+            )
         )
     reopened(tmp_path)
     path = tmp_path / "lighthouse.log"
@@ -140,7 +142,9 @@ def test_the_lock_falls_with_the_process_that_held_it(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LogError, match=r"cannot write the lighthouse log .*file/lighthouse.log: .*; give another --log"):
+    with pytest.raises(
+        LogError, match=r"cannot write the lighthouse log .*file/lighthouse.log: .*; give another --log"
+    ):
         LighthouseLog(tmp_path / "file")
 
 

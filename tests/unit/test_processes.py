@@ -45,7 +45,9 @@ async def exit_of(pid: int, then) -> int | None:
     return await asyncio.wait_for(ended, BOUND_S)
 
 
-@pytest.mark.skipif(not TELLS_EXIT, reason="before Linux 6.15 the kernel does not tell how a process ended that is not our child")
+@pytest.mark.skipif(
+    not TELLS_EXIT, reason="before Linux 6.15 the kernel does not tell how a process ended that is not our child"
+)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_how_a_process_that_is_not_our_child_was_killed(number: int) -> None:
     child, pid = grandchild("import time; time.sleep(60)")

@@ -23,12 +23,21 @@ def membership(number: int, *groups: str, base: int | None = None) -> Membership
     return Membership(epoch(number), tuple(Member(g, "i1", "") for g in groups), None if base is None else epoch(base))
 
 
-def promise(step: int = -1, held: tuple[int, ...] = (), total: int = 12, entry: int = 1, known: Membership | None = None, prepared: tuple[Membership, ...] = ()) -> Promise:
+def promise(
+    step: int = -1,
+    held: tuple[int, ...] = (),
+    total: int = 12,
+    entry: int = 1,
+    known: Membership | None = None,
+    prepared: tuple[Membership, ...] = (),
+) -> Promise:
     return Promise(epoch(9), known, prepared, None if step < 0 else Entry(epoch(entry), step), held, total)
 
 
 @given(st.lists(st.integers(-1, 3), min_size=1, max_size=6), st.integers(0, 20))
-def test_all_that_lag_by_at_most_one_go_on_together_at_one_step_with_all_its_microbatches(steps: list[int], total: int) -> None:
+def test_all_that_lag_by_at_most_one_go_on_together_at_one_step_with_all_its_microbatches(
+    steps: list[int], total: int
+) -> None:
     names = [f"g{i}" for i in range(len(steps))]
     concluded = conclude(names, {n: promise(s, total=total) for n, s in zip(names, steps, strict=True)})
     high = max(steps)
@@ -54,7 +63,10 @@ def test_the_first_step_may_be_one_ahead_of_those_who_have_none() -> None:
 @pytest.mark.parametrize(
     ("promises", "line"),
     [
-        ({"g0": promise(4, entry=1), "g1": promise(4, entry=2)}, "two entries for one step: step 4 of e1/1@lh; step 4 of e2"),
+        (
+            {"g0": promise(4, entry=1), "g1": promise(4, entry=2)},
+            "two entries for one step: step 4 of e1/1@lh; step 4 of e2",
+        ),
         ({"g0": promise(4, total=3), "g1": promise(4, total=4)}, r"disagree on the microbatches of step 5: \[3, 4\]"),
         ({"g0": promise(4, (1,)), "g1": promise(4, (1,))}, "g0 and g1 both hold microbatch 1"),
         ({"g0": promise(4, (12,)), "g1": promise(4)}, "g0 holds microbatch 12 of a step that has 12"),

@@ -31,7 +31,10 @@ def test_an_option_comes_from_arguments_or_the_environment(name: str) -> None:
     assert getattr(read_settings({}, **{**base, name: GOOD[name]}), name) == GOOD[name]
     read = getattr(read_settings(environment), name)
     assert read == GOOD[name] and type(read) is type(default)
-    assert getattr(read_settings(environment, **{**base, name: default}), name) == default or name in ("groups", "token")
+    assert getattr(read_settings(environment, **{**base, name: default}), name) == default or name in (
+        "groups",
+        "token",
+    )
 
 
 def test_all_options_there_and_back_through_the_environment() -> None:
@@ -67,13 +70,18 @@ BAD: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("name", "value", "line"), BAD, ids=[f"{name}={value}"[:40] for name, value, _ in BAD])
 def test_a_bad_value_gives_one_line(name: str, value: Any, line: str) -> None:
-    for read in (lambda: read_settings({}, **{name: value}), lambda: read_settings({PREFIX + name.upper(): str(value)})):
+    for read in (
+        lambda: read_settings({}, **{name: value}),
+        lambda: read_settings({PREFIX + name.upper(): str(value)}),
+    ):
         with pytest.raises(UsageError) as raised:
             read()
         assert line in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["groups", "minimum", "ranks", "outage_budget_s", "bucket_mb", "start_window_s", "fingerprint_every"])
+@pytest.mark.parametrize(
+    "name", ["groups", "minimum", "ranks", "outage_budget_s", "bucket_mb", "start_window_s", "fingerprint_every"]
+)
 @pytest.mark.parametrize("value", ["", "many", "1,5"])
 def test_what_is_not_a_number_is_named_with_its_variable(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"LIGHTKEEPER_{name.upper()}='{value}' is not a number"):

@@ -14,7 +14,14 @@ NOW = 100.0
 FAILED = Failed(Epoch(1, Term(1, "lh")), 3, "broken")
 
 
-def member(name: str, connected: bool = True, silent_s: float = 0.1, waits_s: float = 0.0, stopped_s: float = 0.0, failed: bool = False) -> Group:
+def member(
+    name: str,
+    connected: bool = True,
+    silent_s: float = 0.1,
+    waits_s: float = 0.0,
+    stopped_s: float = 0.0,
+    failed: bool = False,
+) -> Group:
     """A member as the lighthouse sees it; its stream stood once, and broke `silent_s` ago if it is not connected."""
     group = Group(name, f"{name}-i1", heard=NOW - silent_s, connection=1 if connected else None)
     group.beat = Beat(1, 3, "reduce" if waits_s else "compute", round(waits_s * 1000), round(stopped_s * 1000))
@@ -45,7 +52,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "other", "itself", "recovering", "detected_by"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("what", "other", "itself", "recovering", "detected_by"), CASES, ids=[case[0] for case in CASES]
+)
 def test_verdict(what: str, other: dict, itself: dict, recovering: bool, detected_by: str | None) -> None:
     it = member("it", **itself)
     gone = verdict([member("a", **other), it, member("b")], it, recovering, LEASE_S, NOW)

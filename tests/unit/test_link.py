@@ -1,0 +1,214 @@
+"""The manager's stream to the lighthouse: found, lost, found again, refused, and ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.log import LighthouseLog
+from lightkeeper.lighthouse.machine import Bounds
+from lightkeeper.lighthouse.service import LighthouseService, add_to
+from lightkeeper.manager.link import OUTBOX_MAX, LighthouseLink
+from lightkeeper.manager.machine import GroupMachine
+from lightkeeper.manager.settings import Settings
+from lightkeeper.wire import CHANNEL_OPTIONS
+
+BOUND_S = 20.0
+TOKEN = "secret"
+HELLO = m.Hello("job", "g0", "g0-i1", "127.0.0.1:1", 1, 1)
+
+
+class End:
+    """A link with everything it called noted down."""
+
+    def __init__(self, address: str, token: str = TOKEN) -> None:
+        self.calls: list[str] = []
+        self.heard: list[Any] = []
+        self.said: list[str] = []
+        self.link = LighthouseLink(
+            address, token, "job", self.connected, self.disconnected, self.heard.append, self.said.append
+        )
+
+    def connected(self) -> None:
+        self.calls.append("connected")
+        self.link.put(HELLO)
+
+    def disconnected(self) -> None:
+        self.calls.append("disconnected")
+
+
+async def start(port: int = 0, say: Callable[[str], None] = lambda line: None) -> tuple[Any, LighthouseService, int]:
+    service = LighthouseService(LighthouseLog(None), Bounds(2.0, 0.1), TOKEN, None, say)
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    add_to(server, service)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, service, port
+
+
+def scene(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine(), BOUND_S))
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    try:
+        async with asyncio.timeout(BOUND_S / 2):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(what) from None
+
+
+@contextlib.asynccontextmanager
+async def running(end: End) -> Any:
+    task = asyncio.create_task(end.link.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_it_connects_says_hello_and_hands_on_what_it_hears() -> None:
+    async def go() -> None:
+        server, service, port = await start()
+        end = End(f"127.0.0.1:{port}")
+        async with running(end):
+            await until(lambda: end.heard, "no welcome")
+            assert isinstance(end.heard[0], m.Welcome) and end.calls == ["connected"] and not end.said
+            assert service.jobs["job"].groups["g0"].in_touch
+        await server.stop(grace=0)
+
+    scene(go)
+
+
+def test_it_says_once_that_nobody_is_there_names_the_address_and_says_when_it_is_back() -> None:
+    async def go() -> None:
+        port = free_port()
+        end = End(f"127.0.0.1:{port}")
+        async with running(end):
+            await until(lambda: end.calls.count("disconnected") >= 3, "it does not try again")
+            assert len(end.said) == 1 and end.said[0].startswith(
+                f"the lighthouse at 127.0.0.1:{port} is not reachable ("
+            )
+            assert end.said[0].endswith("; trying again") and not end.heard
+            server, _, _ = await start(port)
+            await until(lambda: end.heard, "it does not find the lighthouse that came")
+            assert end.said[1:] == [f"the lighthouse at 127.0.0.1:{port} is back"]
+            await server.stop(grace=0)
+            await until(lambda: len(end.said) == 3, "it does not say that the lighthouse is gone again")
+
+    scene(go)
+
+
+def test_after_a_broken_stream_it_begins_anew_with_hello() -> None:
+    async def go() -> None:
+        server, _, port = await start()
+        end = End(f"127.0.0.1:{port}")
+        async with running(end):
+            await until(lambda: end.heard, "no welcome")
+            await server.stop(grace=0)
+            await until(lambda: "disconnected" in end.calls, "it does not see the end of the stream")
+            end.link.put(m.Leave("nobody hears this"))  # there is no stream: dropped
+            server, service, _ = await start(port)
+            await until(lambda: len(end.heard) >= 2, "no second welcome")
+            assert end.calls[:2] == ["connected", "disconnected"] and end.calls[-1] == "connected"
+            assert service.jobs["job"].groups["g0"].leaving == ""
+        await server.stop(grace=0)
+
+    scene(go)
+
+
+def test_a_refused_token_ends_it_with_the_reason() -> None:
+    async def go() -> None:
+        server, _, port = await start()
+        end = End(f"127.0.0.1:{port}", token="wrong")
+        async with running(end) as task:
+            await asyncio.wait_for(task, BOUND_S / 2)
+        assert end.link.denied == f"the lighthouse at 127.0.0.1:{port} refused our token: wrong or missing token"
+        await server.stop(grace=0)
+
+    scene(go)
+
+
+def test_flush_ends_the_stream_after_what_was_queued() -> None:
+    async def go() -> None:
+        lines: list[str] = []
+        server, service, port = await start(say=lines.append)
+        end = End(f"127.0.0.1:{port}")
+        async with running(end) as task:
+            await until(lambda: end.heard, "no welcome")
+            end.link.put(m.Died("rank 0 was killed by SIGKILL", 0, "reduce", 3))
+            await end.link.flush(BOUND_S / 2)
+            assert task.done(), "it must not connect again"
+            await until(lambda: any("killed by SIGKILL" in line for line in lines), "the last words did not arrive")
+            await until(lambda: not service.streams, "the stream did not end")
+        await server.stop(grace=0)
+
+    scene(go)
+
+
+def test_flush_without_a_stream_returns_at_once() -> None:
+    async def go() -> None:
+        await End("127.0.0.1:1").link.flush(BOUND_S)
+
+    scene(go)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=asyncio.QueueFull, reason="LighthouseLink.flush puts into an outbox that may be full"
+)
+def test_flush_to_a_lighthouse_that_reads_nothing_is_bounded() -> None:
+    """The address takes the connection and never answers: the outbox fills up with beats."""
+
+    async def go() -> None:
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen()
+            end = End(f"127.0.0.1:{deaf.getsockname()[1]}")
+            async with running(end):
+                await until(lambda: end.calls == ["connected"], "it does not try")
+                for step in range(2 * OUTBOX_MAX):
+                    end.link.put(m.Beat(1, step, "compute"))
+                await end.link.flush(0.1)
+
+    scene(go)
+
+
+def test_a_machine_behind_a_link_that_reaches_nobody_gives_up_after_its_budget() -> None:
+    """Link and machine together, with the machine's clock ten times as fast."""
+
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+
+        def now() -> float:
+            return (loop.time() - begun) * 10
+
+        settings = Settings(lighthouse=f"127.0.0.1:{free_port()}", token=TOKEN, outage_budget_s=10)
+        machine = GroupMachine(settings, "g0-i1", "127.0.0.1:1", now())
+        end = End(settings.lighthouse)
+        end.link.connected = lambda: machine.connected(now()) and None
+        end.link.disconnected = lambda: machine.disconnected(now()) and None
+        async with running(end):
+            while machine.ending is None:
+                machine.tick({}, now())
+                assert now() < 40, "it tries for ever"
+                await asyncio.sleep(0.01)
+        assert machine.ending == f"the lighthouse at {settings.lighthouse} could not be reached for 10 s"
+
+    scene(go)
