@@ -48,7 +48,7 @@ class JobMachine(Changes):
         for group in self.groups.values():
             if group.connection == connection:
                 group.connection, group.heard = None, now
-                if self.newest is None or self._member(group.name) is None:
+                if group.gone is None and (self.newest is None or self._member(group.name) is None):
                     group.gone = Gone("it went away before it was a member", "stream")
         return self._consider(now)
 

@@ -42,7 +42,8 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
     faults = []
     for item in filter(None, text.split(",")):
         parts = item.split(":")
-        if len(parts) != 4 or parts[0] not in KINDS or parts[2] not in PHASES or not parts[3].isdigit():
+        known = len(parts) == 4 and parts[0] in KINDS and parts[2] in PHASES and bool(parts[1])
+        if not known or not (parts[3].isascii() and parts[3].isdigit()):
             raise UsageError(
                 f"{VARIABLE}={item!r}: expected KIND:GROUP:PHASE:STEP with a kind of {', '.join(KINDS)} "
                 f"and a phase of {', '.join(PHASES)}"
