@@ -1,0 +1,205 @@
+"""What a run's event log and the trainers' own traces say, as typed facts with the checks that every run must pass."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lightkeeper.events import schema
+from lightkeeper.events.reader import Torn
+from lightkeeper.events.summary import (
+    fingerprints_equal,
+    lineage,
+    one_lineage,
+    pick,
+    recomputed_by_survivors,
+    samples_exactly_once,
+    steps_lost,
+)
+
+T = TypeVar("T", bound=schema.Event)
+
+
+@dataclass
+class Traced:
+    """A trainer's own account.
+
+    Attributes:
+        forward: (step, microbatch) of each forward pass, in order.
+        digests: step to the digest of the state after it.
+        losses: step to the loss of the whole step.
+        applied_at: step to monotonic seconds.
+        other: further lines: (kind, monotonic seconds, values).
+    """
+
+    forward: list[tuple[int, int]] = field(default_factory=list)
+    digests: dict[int, str] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    applied_at: dict[int, float] = field(default_factory=dict)
+    other: list[tuple[str, float, list[Any]]] = field(default_factory=list)
+
+    def all(self, kind: str) -> list[list[Any]]:
+        """The values of every further line of this kind."""
+        return [values for name, _, values in self.other if name == kind]
+
+
+def read_trace(path: Path) -> Traced:
+    """Reads a trace; empty if the process did not come so far."""
+    traced = Traced()
+    if not path.exists():
+        return traced
+    for line in path.read_text().splitlines():
+        kind, at, *values = json.loads(line)
+        if kind == "forward":
+            traced.forward.append((values[0], values[1]))
+        elif kind == "applied":
+            step, digest, loss = values
+            assert step not in traced.digests, f"step {step} was applied twice"
+            traced.digests[step], traced.losses[step] = digest, loss
+            traced.applied_at[step] = at
+        else:
+            traced.other.append((kind, at, values))
+    return traced
+
+
+class Gold:
+    """The plain run: digest and loss per step, and some of the final weights."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.digests, self.losses = traced.digests, traced.losses
+        self.weights: list[float] = traced.all("done")[0][1]
+
+
+@dataclass
+class Facts:
+    """A finished run.
+
+    Attributes:
+        events: all events in order.
+        torn: lines that could not be read.
+        codes: trainer (or launcher) to exit code; negative for a signal.
+        traces: trainer to its own account.
+        said: trainer to what it and its manager printed.
+    """
+
+    events: list[schema.Event]
+    torn: list[Torn]
+    codes: dict[str, int | None]
+    traces: dict[str, Traced]
+    said: dict[str, str]
+
+    def all(self, kind: type[T], **fields: Any) -> list[T]:
+        """Events of a kind with these fields."""
+        return [e for e in pick(self.events, kind) if all(getattr(e, n) == v for n, v in fields.items())]
+
+    def one(self, kind: type[T], **fields: Any) -> T:
+        """The only event of a kind with these fields."""
+        found = self.all(kind, **fields)
+        assert len(found) == 1, f"{len(found)} {kind.__name__} {fields}"
+        return found[0]
+
+    @property
+    def epochs(self) -> list[schema.Activated]:
+        """What the lighthouse activated, in order."""
+        return [e for e in pick(self.events, schema.Activated) if e.process == "lighthouse"]
+
+    @property
+    def members(self) -> list[tuple[str, ...]]:
+        """Members of one epoch after the other."""
+        return [epoch.members for epoch in self.epochs]
+
+    @property
+    def lost(self) -> dict[str, schema.GroupLost]:
+        """Who was held to be gone, as the lighthouse blamed it."""
+        return {e.group: e for e in pick(self.events, schema.GroupLost)}
+
+    def commits(self, group: str) -> dict[int, schema.Committed]:
+        """Step to the group's commit of it."""
+        found = [e for e in pick(self.events, schema.Committed) if e.group == group]
+        counts = Counter(e.step for e in found)
+        assert not counts or max(counts.values()) == 1, f"{group} committed a step twice"
+        return {e.step: e for e in found}
+
+    def fault(self, kind: str, phase: str, group: str, step: int) -> schema.FaultInjected:
+        """The only fault; fails unless it was this one."""
+        fault = self.one(schema.FaultInjected)
+        assert (fault.fault, fault.phase, fault.group, fault.step) == (kind, phase, group, step)
+        return fault
+
+    # ------------------------------------------------------------ checks
+
+    def check(
+        self, steps: int, survivors: set[str], exit_codes: dict[str, int] | None = None, left: Iterable[str] = ()
+    ) -> None:
+        """What must hold in every run that reached its end.
+
+        Args:
+            steps: number of steps of the run.
+            survivors: groups that are there at the end; they exit 0.
+            exit_codes: of all others.
+            left: groups that left in good order before the end.
+        """
+        wanted = {**dict.fromkeys(sorted(survivors), 0), **(exit_codes or {})}
+        assert self.codes == wanted, f"exit codes {self.codes}, not {wanted}"
+        self.check_whole(steps, survivors)
+        for group in survivors:
+            assert len(self.traces[group].all("done")) == 1, f"{group} did not reach the end of its script"
+        finished = {e.group for e in pick(self.events, schema.Finished) if e.fingerprint} - set(left)
+        assert finished == survivors, f"finished: {sorted(finished)}"
+
+    def check_whole(self, steps: int, survivors: set[str]) -> None:
+        """Every sample once, one entry per step, same bits, nothing computed twice, no descriptor lost."""
+        assert not self.torn
+        rules = {
+            "samples": samples_exactly_once(self.events, steps),
+            "lineage": one_lineage(self.events),
+            "lost": steps_lost(self.events),
+            "recomputed": recomputed_by_survivors(self.events),
+            "fingerprints": fingerprints_equal(self.events),
+        }
+        broken = {name: rule.why for name, rule in rules.items() if not rule.holds}
+        assert not broken, broken
+        assert lineage(self.events).last_step == steps - 1
+        self.check_traces(steps, survivors)
+        for group in sorted(survivors):
+            before, still = self.traces[group].all("descriptors")[0]
+            assert still <= before, f"{group}: {still} descriptors are open at the end, {before} after the first steps"
+
+    def check_traces(self, steps: int, survivors: set[str]) -> None:
+        """Holds the event log against what the survivors' processes really did."""
+        for group in sorted(survivors):
+            trace, commits = self.traces[group], self.commits(group)
+            assert sorted(commits) == sorted(trace.digests) == list(range(steps)), group
+            ran = Counter(trace.forward)
+            assert all(times == 1 for times in ran.values()), (
+                f"{group} computed twice: {[x for x in ran if ran[x] > 1]}"
+            )
+            for step, commit in commits.items():
+                mine = sorted(k for s, k in ran if s == step)
+                assert mine == sorted(commit.microbatches), (
+                    f"{group} step {step}: ran {mine}, committed {commit.microbatches}"
+                )
+                assert commit.computed == len(mine)
+                assert commit.counted == commit.total
+        for step in range(steps):
+            assert len({self.traces[group].digests[step] for group in survivors}) == 1, f"step {step}: state differs"
+            assert len({self.traces[group].losses[step] for group in survivors}) == 1, f"step {step}: loss differs"
+
+    def near(self, gold: Gold, group: str, tolerance: float = 1e-4) -> None:
+        """Losses and final weights equal the plain run's within float tolerance.
+
+        The gradient is a sum over microbatches in an order that depends on who computed which; float addition does not
+        associate, so the last bits differ, and AdamW's early steps (a gradient divided by its own size) carry that on.
+        """
+        trace = self.traces[group]
+        assert trace.losses.keys() == gold.losses.keys()
+        for step, loss in gold.losses.items():
+            assert abs(trace.losses[step] - loss) <= tolerance * max(1.0, abs(loss)), (
+                f"step {step}: {trace.losses[step]} {loss}"
+            )
+        mine = trace.all("done")[0][1]
+        assert all(abs(a - b) <= 10 * tolerance for a, b in zip(mine, gold.weights, strict=True))

@@ -1,0 +1,260 @@
+"""Scenario 37: every option of a group and of the lighthouse, set to an extreme, changes what happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import TOKEN, Job
+
+from lightkeeper.errors import UsageError
+from lightkeeper.events import schema
+from lightkeeper.events.reader import seconds_between
+from lightkeeper.manager.settings import Settings, read_settings
+
+SHOWN_BY = {
+    "lighthouse": "test_lighthouse",
+    "job": "test_job",
+    "group": "test_clean: names of the members",
+    "groups": "test_groups",
+    "minimum": "test_minimum",
+    "start_window_s": "test_start_window",
+    "ranks": "test_ranks",
+    "token": "test_refusals",
+    "run_folder": "test_event_log.test_a_run_without_a_folder",
+    "outage_budget_s": "test_outage_budget",
+    "host": "test_host",
+    "bucket_mb": "test_bucket_mb",
+    "fingerprint_every": "test_fingerprint_every",
+}
+
+
+def test_no_option_is_forgotten_here() -> None:
+    assert {field.name for field in dataclasses.fields(Settings)} == SHOWN_BY.keys()
+
+
+def test_lighthouse(job: Job) -> None:
+    """Two lighthouses: the group is a member where it was told."""
+    first = job.start_lighthouse()
+    (job.folder / "log").rename(job.folder / "log-of-first")
+    second = job.start_lighthouse()
+    job.lighthouse = first
+    job.start("g0", steps=3)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0} and first != second
+    assert [e.pid for e in facts.epochs] == [job.lighthouses[0].pid]
+
+
+def test_job(job: Job) -> None:
+    """Two jobs with the same group names on one lighthouse do not meet (scenario 12)."""
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    for i, name in enumerate(("a", "b")):
+        for group in ("g0", "g1"):
+            settings = {"job": name, "run_folder": str(job.folder / name)}
+            job.trainers[f"{name}-{group}"] = job.start(
+                group,
+                "kill:g1:reduce:5" if i else "",
+                settings,
+                steps=10,
+                trace=str(job.folder / f"trace-{name}-{group}"),
+            )
+    job.wait()
+    facts = job.finish()
+    assert [facts.codes[f"a-{g}"] for g in ("g0", "g1")] == [0, 0]
+    assert [facts.codes[f"b-{g}"] for g in ("g0", "g1")] == [0, -9]
+    epochs = {name: [e for e in facts.epochs if e.job == name] for name in ("a", "b")}
+    assert len(epochs["a"]) == 1 and len(epochs["b"]) == 2
+
+
+def test_groups(job: Job) -> None:
+    """The first epoch waits for as many as are configured, and says so."""
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    job.start("g0", steps=3)
+    waiting = job.wait_for(schema.Waiting)
+    assert "1 more" in waiting.whom and "needs 2" in waiting.why
+    assert not job.events() or not [e for e in job.events() if isinstance(e, schema.Activated)]
+    job.start("g1", steps=3)
+    job.finish().check(3, {"g0", "g1"})
+
+
+def test_minimum(job: Job) -> None:
+    """With a minimum of two of two, the one that is left waits, and gives up after its budget."""
+    job.settings.update(groups=2, minimum=2, outage_budget_s=3)
+    job.start_all(2, steps=10, fault="kill:g1:reduce:5")
+    waiting = job.wait_for(schema.Waiting, whom="any group")
+    assert "at least 2" in waiting.why
+    facts = job.finish()
+    assert facts.codes["g1"] == -9 and facts.codes["g0"] not in (0, None)
+    assert len(facts.epochs) == 1 and max(facts.commits("g0")) == 4
+    assert "outage budget" in facts.said["g0"]
+
+
+def test_start_window(job: Job) -> None:
+    """With it the first epoch starts with fewer than all."""
+    job.settings.update(groups=3, minimum=2, start_window_s=1.0)
+    job.start_lighthouse()
+    for group in ("g0", "g1"):
+        job.start(group, steps=3)
+    facts = job.finish()
+    facts.check(3, {"g0", "g1"})
+    first = min(facts.all(schema.Joined), key=lambda e: e.mono_ns)
+    assert seconds_between(first, facts.epochs[0]) >= 0.9
+
+
+def test_ranks(job: Job) -> None:
+    """A group of several ranks takes a launcher, and says so."""
+    job.start_lighthouse()
+    job.start("g0", steps=3, settings={"ranks": 2})
+    assert job.wait("g0")["g0"] not in (0, None)
+    assert "lightkeeper launch --ranks" in job.said("g0")
+    job.finish()
+
+
+def test_outage_budget(job: Job) -> None:
+    """How long a group waits for a lighthouse; `test_refusals.test_no_lighthouse` shows that it does wait."""
+    job.lighthouse = "127.0.0.1:9"
+    job.start("g0", steps=3, settings={"outage_budget_s": 1})
+    job.start("g1", steps=3, settings={"outage_budget_s": 86_000})
+    job.wait("g0", within_s=8)
+    assert job.trainers["g1"].exitcode is None
+    job.trainers["g1"].kill()
+    job.finish()
+
+
+def test_host(job: Job) -> None:
+    """Peers reach the group where it says: 127.0.0.2 is another address of the same machine."""
+    job.start_all(2, steps=60, delay=0.02, only={"g1": {"settings": {"host": "127.0.0.2"}}})
+    job.wait_for(schema.Committed, group="g1", step=2)
+    listening = {a.laddr.ip for a in _connections(job.trainers["g1"].pid) if a.status == "LISTEN"}
+    assert listening == {"127.0.0.2"}, listening
+    facts = job.finish()
+    facts.check(60, {"g0", "g1"})
+
+
+def _connections(pid: int | None) -> list:
+    import psutil
+
+    return psutil.Process(pid).net_connections("tcp")
+
+
+def test_bucket_mb(job: Job) -> None:
+    """A reduce takes one collective per bucket."""
+    collectives = {}
+    for size in ("0.001", "64"):
+        job.settings.update(job=f"job-{size}", run_folder=str(job.folder / size))
+        job.start_all(
+            1, steps=3, behave="count-collectives", settings={"bucket_mb": size}, trace=str(job.folder / f"t{size}")
+        )
+        job.wait()
+        from facts import read_trace
+
+        collectives[size] = read_trace(job.folder / f"t{size}").all("collectives")[-1][0]
+        job.trainers.clear()
+    assert collectives["64"] == 2 < collectives["0.001"]  # one bucket and the extras
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (4, [3])])
+def test_fingerprint_every(job: Job, every: int, steps: list[int]) -> None:
+    job.start_all(1, steps=6, settings={"fingerprint_every": every})
+    facts = job.finish()
+    assert [c.step for c in facts.commits("g0").values() if c.fingerprint] == steps
+
+
+# ---------------------------------------------------------------- the lighthouse's own
+
+
+def test_lease_s(job: Job) -> None:
+    """How long a frozen group is borne."""
+    after = {}
+    for lease_s in (0.5, 3.0):
+        job.settings.update(job=f"job-{lease_s}")
+        port = job.start_lighthouse("--lease-s", str(lease_s))
+        assert port
+        for group in ("g0", "g1"):
+            job.start(group, "freeze:g1:reduce:3", {"groups": 2}, steps=6)
+        job.wait()
+        events = [e for e in job.events() if e.job == f"job-{lease_s}"]
+        fault = next(e for e in events if isinstance(e, schema.FaultInjected))
+        lost = next(e for e in events if isinstance(e, schema.GroupLost))
+        after[lease_s] = seconds_between(fault, lost)
+        job.trainers.clear()
+        job.lighthouses[-1].send_signal(signal.SIGTERM)
+        job.lighthouses[-1].wait(10)
+    assert 0.3 <= after[0.5] < 2.0 and 2.7 <= after[3.0] < 5.0, after
+
+
+def test_bind_log_run_folder_and_token_of_the_lighthouse(job: Job) -> None:
+    address = job.start_lighthouse()
+    assert (job.folder / "log" / "lighthouse.log").read_text().count('"kind": "term"') == 1
+    printed = (job.folder / "lighthouse-0.out").read_text()
+    assert address in printed and str(job.folder / "log") in printed
+    job.start("g0", steps=2)
+    job.wait_for(schema.Activated, process="lighthouse")
+    job.finish()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lease-s", "0"], "0.1 to 3600"),
+        (["--bind", "nowhere"], "HOST:PORT"),
+        (["--token-file", "/no/such/file"], "cannot read the token file"),
+        (["--log", "/proc/no"], "cannot write the lighthouse log"),
+        (["--run-folder", "/proc/no"], "cannot write the run folder"),
+    ],
+)
+def test_what_a_lighthouse_cannot_use(words: list[str], said: str, tmp_path: Path, job: Job) -> None:
+    given = ["--bind", "127.0.0.1:0", *words]
+    done = subprocess.run(
+        [sys.executable, "-m", "lightkeeper", "lighthouse", *given],
+        env=job._environment({}),
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert TOKEN not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"minimum": 2},
+        {"minimum": 0},
+        {"groups": 0},
+        {"ranks": 0},
+        {"outage_budget_s": 0.5},
+        {"bucket_mb": 0},
+        {"start_window_s": -1},
+        {"fingerprint_every": -1},
+        {"group": ""},
+        {"group": "a b"},
+        {"job": "x/y"},
+        {"lighthouse": "nowhere"},
+    ],
+)
+def test_settings_that_cannot_be_right(given: dict) -> None:
+    with pytest.raises(UsageError, match=next(iter(given))):
+        Settings(token="t", **given)
+
+
+def test_settings_come_from_the_environment_and_go_back() -> None:
+    settings = Settings(
+        token="t",
+        groups=3,
+        minimum=2,
+        lighthouse="[::1]:77",
+        outage_budget_s=7.5,
+        bucket_mb=0.5,
+        host="h",
+        run_folder="/r",
+    )
+    assert read_settings(settings.to_environment()) == settings
+    with pytest.raises(UsageError, match="LIGHTKEEPER_GROUPS='three' is not a number"):
+        read_settings({"LIGHTKEEPER_GROUPS": "three"})

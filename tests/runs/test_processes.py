@@ -1,0 +1,123 @@
+"""Trainer, manager and launcher end together, in time, and say who ended first and how (scenario 27)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import Job
+
+from lightkeeper.events import schema
+
+STEPS = 400  # more than are ever reached
+SLOW = {"steps": STEPS, "delay": 0.01}
+
+
+def test_the_manager_is_killed(job: Job) -> None:
+    job.start_all(2, **SLOW, only={"g0": {"steps": STEPS}})
+    job.wait_for(schema.Committed, group="g1", step=3)
+    manager = job.manager_pid("g1")
+    os.kill(manager, signal.SIGKILL)
+    began = time.monotonic()
+    job.wait("g1", within_s=5)
+    assert time.monotonic() - began < 1.0 + 0.5  # half a second of grace for a loaded machine
+    assert job.trainers["g1"].exitcode == 7
+    assert f"the group's manager (pid {manager}) was killed by SIGKILL" in job.said("g1")
+    job.wait_for(schema.GroupLost, group="g1", detected_by="stream")
+    os.kill(job.trainers["g0"].pid, signal.SIGKILL)
+    job.finish()
+
+
+def test_the_trainer_is_killed(job: Job) -> None:
+    job.start_all(1, **SLOW)
+    job.wait_for(schema.Committed, step=3)
+    manager = psutil.Process(job.manager_pid("g0"))
+    os.kill(job.trainers["g0"].pid, signal.SIGKILL)
+    gone, _ = psutil.wait_procs([manager], timeout=3)
+    assert gone, "the manager outlives its trainer"
+    assert "rank 0 was killed by SIGKILL" in job.said("g0")
+    assert job.finish().codes == {"g0": -9}
+
+
+def test_the_trainer_dies_before_it_joins(job: Job) -> None:
+    """Waiting for its peers is no time in which anything may be left behind (scenario 6)."""
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    job.start("g0", steps=6)
+    job.wait_for(schema.Joined, group="g0")
+    os.kill(job.trainers["g0"].pid, signal.SIGKILL)
+    job.until(lambda: not job.left_over(), "only the lighthouse is left", 3)
+    for group in ("g1", "g2"):
+        job.start(group, steps=6)
+    facts = job.finish()
+    assert facts.codes == {"g0": -9, "g1": 0, "g2": 0}
+    assert facts.members == [("g1", "g2")]
+
+
+def test_the_socket_is_there_before_the_manager_listens(job: Job, tmp_path: Path) -> None:
+    """Between `bind` and `listen` the path exists and refuses connections: not an error but a moment to wait."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import socket, time\nreal = socket.socket.listen\n"
+        "def listen(self, *given):\n    time.sleep(0.3 if self.family == socket.AF_UNIX else 0)\n"
+        "    return real(self, *given)\n"
+        "socket.socket.listen = listen\n"
+    )
+    job.start_lighthouse()
+    job.start("g0", steps=4, env={"PYTHONPATH": str(tmp_path / "site")})
+    job.finish().check(4, {"g0"})
+
+
+# ---------------------------------------------------------------- lightkeeper launch
+
+
+def launched(job: Job, **options: object) -> tuple[int, int, int]:
+    """One launched group that trains: pids of launcher (the manager), torchrun's agent and the rank."""
+    job.start_lighthouse()
+    launcher = job.launch("g0", **{**SLOW, **options})
+    commit = job.wait_for(schema.Committed, step=2, within_s=60)
+    agent = psutil.Process(commit.pid).ppid()
+    return launcher.pid, agent, commit.pid
+
+
+def test_launch_hands_the_exit_code_on(job: Job) -> None:
+    job.start_lighthouse()
+    job.launch("g0", steps=4)
+    facts = job.finish()
+    facts.check(4, {"g0"})
+
+
+@pytest.mark.parametrize(("behave", "code"), [("raise:2", 1), ("exit-5:2", 5)])
+def test_launch_hands_a_failure_on(job: Job, behave: str, code: int) -> None:
+    job.start_lighthouse()
+    job.launch("g0", steps=4, behave=behave)
+    facts = job.finish()
+    assert facts.codes == {"g0": code}
+    assert ("a bug of the user's" in facts.said["g0"]) == (code == 1)
+
+
+@pytest.mark.parametrize("victim", ["rank", "agent", "launcher"])
+def test_one_process_of_a_launched_group_is_killed(job: Job, victim: str) -> None:
+    launcher, agent, rank = launched(job)
+    os.kill({"rank": rank, "agent": agent, "launcher": launcher}[victim], signal.SIGKILL)
+    began = time.monotonic()
+    job.until(lambda: not psutil.pid_exists(rank) or psutil.Process(rank).status() == "zombie", "the rank has ended", 3)
+    job.until(lambda: not job.left_over(), "nothing of the group is left", 6)
+    assert time.monotonic() - began < 6
+    facts = job.finish()
+    wanted = {"rank": 137, "agent": 1, "launcher": -9}
+    assert facts.codes == {"g0": wanted[victim]}
+    said = facts.said["g0"]
+    if victim == "rank":
+        assert "rank 0 was killed by SIGKILL" in said
+    elif victim == "agent":
+        assert "torch.distributed.run" in said and "was killed by SIGKILL" in said
+    else:
+        assert "the group's manager" in said and "this rank ends with it" in said
+    if victim != "launcher":  # with nobody waiting for it, a broken stream alone is no reason to call it gone
+        assert facts.lost["g0"].detected_by == "manager"
+    assert "Exception in callback" not in said
