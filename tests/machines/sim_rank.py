@@ -182,7 +182,7 @@ class Rank:
         self.die(code, after_all=code == 0)
 
     def die(self, code: int, after_all: bool = False) -> None:
-        """The process ends; its connections close (after a leaver's or a closed run's last reduce they are not missed)."""
+        """The process ends and its connections close; after the last reduce of a run nobody misses them."""
         if not self.alive:
             return
         self.alive = False

@@ -201,7 +201,8 @@ def test_a_vote_that_waits_longer_than_the_budget_ends_the_group_with_a_reason()
     world.pass_s(0.25)
     assert world.ended[0].exit_code == EXIT_GAVE_UP
     assert world.ended[0].reason == (
-        "step 0 has been waiting for 10 s, longer than the outage budget; the lighthouse at lh.example:29400 is not in touch"
+        "step 0 has been waiting for 10 s, longer than the outage budget; "
+        "the lighthouse at lh.example:29400 is not in touch"
     )
     assert world.said(m.Died)[0].cause == world.ended[0].reason
 

@@ -77,7 +77,7 @@ def test_after_broken_streams_and_failed_reduces_the_job_reaches_the_end(width: 
 def test_survivors_of_kills_reach_the_end_with_one_history(groups: int, width: int) -> None:
     killed, adopted = 0, 0
     for seed in seeds(30):
-        job, faults, reached = history(seed, (*HARMLESS, *DEADLY), groups, width, count=4)
+        job, faults, _ = history(seed, (*HARMLESS, *DEADLY), groups, width, count=4)
         killed, adopted = killed + sum(k in DEADLY for k in faults.struck), adopted + job.checkers.adopted
     assert killed > 10 and adopted > 0, "in some history a member must have adopted an entry that it missed"
 

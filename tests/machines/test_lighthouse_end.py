@@ -19,7 +19,8 @@ def test_the_same_exception_in_all_groups_stops_the_job_and_says_so() -> None:
     world.die("g2", error=BUG)
     assert world.noted("job_stopped") == [
         {
-            "reason": "the same exception in all groups at step 5, a bug of the job: ValueError: loss is nan (train.py:12 in loop)",
+            "reason": "the same exception in all groups at step 5, a bug of the job: "
+            "ValueError: loss is nan (train.py:12 in loop)",
             "ok": False,
         }
     ]
@@ -125,9 +126,6 @@ def test_who_missed_the_stop_hears_it_when_it_returns() -> None:
     assert world.told("g1", m.Stop) and not world.told("g1", m.Fence)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="JobMachine._end forgets the job while a member that may return has not heard of its end"
-)
 def test_a_finished_job_is_not_forgotten_before_a_member_out_of_touch_had_its_lease() -> None:
     world = World(groups=2)
     first = world.start()
@@ -143,7 +141,6 @@ def test_a_finished_job_is_not_forgotten_before_a_member_out_of_touch_had_its_le
     assert stop.ok
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine.tick repeats the activation of a job that has ended")
 def test_after_the_end_no_activation_is_repeated() -> None:
     world = World(groups=2)
     first = world.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from world import World
 
 from lightkeeper.lighthouse import messages as m
@@ -184,9 +183,6 @@ def test_who_left_in_good_order_is_not_called_fenced_later() -> None:
     assert not world.noted("fenced")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="JobMachine._hello forgets the running job for a known incarnation that is no member any more"
-)
 def test_a_leaver_whose_stream_breaks_on_its_way_out_does_not_end_the_job() -> None:
     """It closes the old epoch with the others, which may take a while, and connects again meanwhile."""
     world = World()

@@ -134,7 +134,8 @@ def test_two_entries_for_one_step_stop_the_job() -> None:
     (stop,) = world.told("g0", m.Stop)
     assert not stop.ok
     assert stop.reason == (
-        "the job contradicts itself and must not go on: two entries for one step: step 5 of e1/1@lh; step 5 of e7/3@elsewhere"
+        "the job contradicts itself and must not go on: two entries for one step: "
+        "step 5 of e1/1@lh; step 5 of e7/3@elsewhere"
     )
     assert world.told("g1", m.Stop) and world.told("g2", m.Stop) and not world.told("g0", m.Activate)
 

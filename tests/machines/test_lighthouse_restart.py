@@ -7,6 +7,8 @@ from world import World
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Epoch, Membership, Term
 
+FIRST = Term(1, "lh")
+
 
 def running(groups: int = 3, minimum: int = 1) -> tuple[World, Membership]:
     """A job in its first epoch."""
@@ -15,7 +17,7 @@ def running(groups: int = 3, minimum: int = 1) -> tuple[World, Membership]:
     return world, world.newest
 
 
-def back(world: World, known: Membership, *groups: str, acknowledged: Term = Term(1, "lh")) -> None:
+def back(world: World, known: Membership, *groups: str, acknowledged: Term = FIRST) -> None:
     """Managers return to the new lighthouse, as `GroupMachine.connected` does."""
     for group in groups:
         world.arrive(group, known=known, acknowledged=acknowledged)
@@ -187,7 +189,7 @@ def test_a_lower_term_does_not_make_it_rise() -> None:
 
 
 def test_a_job_that_began_after_a_restart_can_lose_a_group() -> None:
-    """The groups waited at a lighthouse without a log when it was restarted; so they had acknowledged another's term."""
+    """The groups waited at a lighthouse without a log when it was restarted: they had acknowledged its term."""
     world = World()
     for group in ("g0", "g1", "g2"):
         world.arrive(group, acknowledged=Term(1, "gone"))
@@ -219,7 +221,7 @@ def test_a_planned_change_is_still_prepared_after_a_restart() -> None:
 
 
 def test_a_planned_change_that_came_into_force_meanwhile_is_taken_from_the_members() -> None:
-    world, membership = running()
+    world, _ = running()
     world.say("g2", m.Leave("SIGTERM"))
     planned = world.planned("g0")
     world.restart()

@@ -197,7 +197,8 @@ def test_a_group_whose_signature_differs_is_refused_with_the_difference() -> Non
     (refused,) = world.told("g1", m.Refused)
     assert not refused.retry
     assert refused.reason == (
-        "g1 differs from g0: microbatches of step 0 is 24 in g1 and absent in g0; w is float32[3] in g1 and float32[2] in g0"
+        "g1 differs from g0: microbatches of step 0 is 24 in g1 and absent in g0; "
+        "w is float32[3] in g1 and float32[2] in g0"
     )
     world.arrive("g2")  # the refused one does not count
     assert world.is_asked("g0") and world.is_asked("g2") and not world.is_asked("g1")

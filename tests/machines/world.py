@@ -16,6 +16,7 @@ from lightkeeper.lighthouse.machine import Bounds, JobMachine
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
 
 BEAT_S = 0.25  # exact in binary, so that a lease of 2 s is eight beats
+FIRST = Term(1, "lh")
 SAME = {"w": "float32[2]"}
 
 
@@ -38,7 +39,7 @@ class World:
         minimum: int = 1,
         history: JobHistory | None = None,
         lease_s: float = 2.0,
-        term: Term = Term(1, "lh"),
+        term: Term = FIRST,
     ) -> None:
         self.now = 100.0
         self.size, self.minimum, self.lease_s, self.term = groups, minimum, lease_s, term

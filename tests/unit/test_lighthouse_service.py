@@ -359,7 +359,7 @@ def test_a_held_log_ends_it_with_one_line(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_proxy_variables_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario 71: all of them point to a dead port. That they are in force is shown by a channel without our options."""
+    """Scenario 71: all point to a dead port. That they are in force is shown by a channel without our options."""
     with socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
         for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):

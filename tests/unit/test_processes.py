@@ -1,4 +1,4 @@
-"""Processes that are not our children: how they ended, whether they are stopped, and killing a tree and nothing beside it."""
+"""Processes that are not our children: how they ended, whether they are stopped; killing a tree and no more."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_a_name_with_brackets_does_not_hide_the_state(tmp_path) -> None:
 
 TREE = """
 import subprocess, sys
-children = [subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[1], str(int(sys.argv[2]) - 1)]) for _ in range(2)] \
-    if int(sys.argv[2]) else []
+script, depth = sys.argv[1], int(sys.argv[2])
+children = [subprocess.Popen([sys.executable, "-c", script, script, str(depth - 1)]) for _ in range(2 if depth else 0)]
 print("up", flush=True)
 import time
 time.sleep(60)
