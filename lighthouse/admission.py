@@ -67,11 +67,7 @@ def _running(hello: Hello, view: View, lease_s: float, now: float) -> Refused | 
     members = [view.groups[name] for name in view.newest.groups if name in view.groups]
     alive = [g for g in members if g.gone is None and view.newest.slot_of(g.name, g.incarnation) is not None]
     if any(g.connection is not None for g in alive):
-        step = max((g.beat.step for g in alive if g.beat), default=0)
-        where = f"epoch {view.newest.epoch.number}, step {step}"
-        return Refused(
-            f"the job runs without {hello.group} ({where}), and this version cannot heal a group that returns"
-        )
+        return None  # it joins: heals from them
     if any(now - g.heard <= lease_s for g in alive):
         return Refused(
             "the members of the running job have not been heard yet; their lease must pass first", retry=True

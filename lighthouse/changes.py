@@ -8,7 +8,7 @@ from __future__ import annotations
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promised, Send
 from lightkeeper.lighthouse.group import Gone, Group
-from lightkeeper.lighthouse.job import Job
+from lightkeeper.lighthouse.joins import Joins
 from lightkeeper.lighthouse.names import Epoch, Membership
 from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, most_blamed, newest_known, unheard
 from lightkeeper.lighthouse.silence import verdict
@@ -17,7 +17,7 @@ RECOVERIES_MAX = 3
 FENCED_KEPT_MAX = 10_000
 
 
-class Changes(Job):
+class Changes(Joins):
     """A job that changes by recoveries and planned changes."""
 
     # ------------------------------------------------------------ what follows from the state
@@ -30,7 +30,7 @@ class Changes(Job):
         actions += self._judge(now)
         cause = self._cause(now)
         if self.recovery is None and cause is None:
-            return actions + self._plan(now)
+            return actions + self._heal(now) + self._plan(now)
         if self.newest is None and not self._may_start(now):
             self.recovery = None  # a group went away before the first epoch: wait for all again
             return actions
@@ -42,6 +42,8 @@ class Changes(Job):
         assert self.recovery is not None
         if not self.recovery.missing:
             actions += self._activate(now)
+        if self.recovery is not None and not self.recovery.missing:
+            actions += self._heal(now)  # it stands, below the minimum
         return actions
 
     def _judge(self, now: float) -> list[Action]:
@@ -51,7 +53,7 @@ class Changes(Job):
             if group.gone is None:
                 group.gone = verdict(members, group, self.recovery is not None, self.bounds.lease_s, now)
                 if group.gone is not None:
-                    actions.append(self._lost(group))
+                    actions.append(self._lost_note(group))
         return actions
 
     # ------------------------------------------------------------ recovery
@@ -132,27 +134,31 @@ class Changes(Job):
         )
         self.recoveries_without_commit = 0
         self.suspects.clear()
-        return [self._lost(group), *self._fence(group, group.gone.cause), *self._consider(self._ticked_s)]
+        return [self._lost_note(group), *self._fence(group, group.gone.cause), *self._consider(self._ticked_s)]
 
     # ------------------------------------------------------------ planned changes
 
     def _plan(self, now: float) -> list[Action]:
-        """Prepares the newest epoch without those who asked to leave."""
+        """Prepares the newest epoch without those who asked to leave, and with the joiners that have caught up."""
         if self.newest is None:
             return []
         leavers = self._leavers()
-        if not leavers:
+        joiners = self._ready_joiners(now)
+        if not leavers and not joiners and not self.prepared:
             return []
         if leavers == set(self.newest.groups):
             reasons = {g.leaving for g in self._members()}
             self.told_to_stop = True
             return self._stop("all groups asked to leave: " + "; ".join(sorted(reasons)), ok=True)
         staying = tuple(member for member in self.newest.members if member.group not in leavers)
+        members = staying + tuple(group.member() for group in sorted(joiners, key=lambda group: group.name))
         latest = self._planned()
-        if latest is not None and latest.members == staying:
+        if latest is not None and (latest.members == members or not self._replaces(latest, leavers)):
+            return []
+        if latest is None and members == self.newest.members:
             return []
         self.highest += 1
-        planned = Membership(Epoch(self.highest, self.term), staying, self.newest.epoch)
+        planned = Membership(Epoch(self.highest, self.term), members, self.newest.epoch)
         self.prepared.append(planned)
         prepare = m.Prepare(planned.epoch, self.newest.epoch, planned)
         note = {
@@ -160,12 +166,23 @@ class Changes(Job):
             "base": self.newest.epoch,
             "members": list(planned.groups),
             "change": "planned",
-            "why": f"{', '.join(sorted(leavers))} leaves",
+            "why": "; ".join([f"{name} leaves" for name in sorted(leavers)] + [f"{g.name} joins" for g in joiners]),
         }
         actions: list[Action] = [Promised(self.highest, planned), Note("prepared", note)]
-        for group in self._members():
+        for group in [*self._members(), *joiners]:
             actions += self._send(group, prepare)
         return actions
+
+    def _replaces(self, latest: Membership, leavers: set[str]) -> bool:
+        """Whether a planned change that is under way is worth replacing: a leaver it keeps, or a joiner that is gone."""
+        assert self.newest is not None
+        gone = [
+            member.group
+            for member in latest.members
+            if self.newest.slot_of(member.group, member.incarnation) is None
+            and not (self.groups[member.group].in_touch and self.groups[member.group].incarnation == member.incarnation)
+        ]
+        return bool(leavers & set(latest.groups)) or bool(gone)
 
     def _planned_is_in_force(self, planned: Membership) -> list[Action]:
         """A member shows that the entries have activated this planned epoch."""
@@ -245,7 +262,7 @@ class Changes(Job):
         group.gone = group.gone or Gone(reason, "fenced")
         return [note, *self._send(group, m.Fence(reason))]
 
-    def _lost(self, group: Group) -> Note:
+    def _lost_note(self, group: Group) -> Note:
         assert group.gone is not None
         gone = group.gone
         self.first_failure = self.first_failure or f"{group.name}: {gone.cause}"

@@ -32,6 +32,9 @@ class Group:
         connection: number of its stream, None while the stream is broken.
         heard: when it was last heard, or its stream broke (monotonic seconds).
         joined_s: when it joined (monotonic seconds).
+        healing: the boundary whose state a joiner is told to fetch, None if it is told nothing.
+        deaths: when earlier incarnations of it died (monotonic seconds).
+        admit_s: not admitted before (monotonic seconds): a group that flaps is held back.
         failed: its report that the newest epoch is over, until the next one is activated.
     """
 
@@ -46,6 +49,26 @@ class Group:
     failed: Failed | None = None
     gone: Gone | None = None
     leaving: str = ""
+    healing: int | None = None
+    tries: int = 0
+    deaths: tuple[float, ...] = ()
+    admit_s: float = 0.0
+    pace_s: float = 0.0
+    stepped_s: float = 0.0
+
+    def steps_on(self, beat: Beat, now: float) -> None:
+        """Takes a beat in; `pace_s` becomes the seconds per step between beats that show progress."""
+        before = self.beat.step if self.beat is not None else 0
+        if self.beat is None or beat.step > before:
+            if self.stepped_s and beat.step > before:
+                self.pace_s = (now - self.stepped_s) / (beat.step - before)
+            self.stepped_s = now
+        self.beat = beat
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is a joiner that is healed and applies the entries as they come."""
+        return self.beat is not None and self.beat.phase == "follow"
 
     @property
     def in_touch(self) -> bool:

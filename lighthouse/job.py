@@ -65,6 +65,7 @@ class Job:
         self.errors: dict[str, m.UserError] = {}
         self.stopped: m.Stop | None = None
         self.told_to_stop = False
+        self.copied: int | None = None
 
     def waiting(self, now: float) -> tuple[tuple[str, ...], str, float]:
         """For whom the job waits, why, and since how many seconds; empty if it does not wait."""
@@ -109,17 +110,26 @@ class Job:
         return len(joined) >= self.config.groups or (word and len(joined) >= self.config.minimum)
 
     def _participants(self) -> list[Group]:
-        """All in touch that may be asked for a promise: members of the newest epoch, or all that joined."""
+        """All in touch that may be asked for a promise: members of the newest epoch, or all that joined.
+
+        Below the minimum also joiners that have healed from the standing members.
+        """
         if self.newest is None:
-            return [group for group in self._joined() if group.in_touch]
-        return [group for group in self._members() if group.in_touch]
+            joined = sorted((group for group in self._joined() if group.in_touch), key=lambda group: group.name)
+            return [g for g in joined if g.join is not None and g.join.fingerprint == _fingerprint(joined[0])]
+        members = [group for group in self._members() if group.in_touch]
+        if self.config is None or len(members) >= self.config.minimum:
+            return members
+        others = [g for g in self._joined() if g.in_touch and g.follows and self._member(g.name) is None]
+        return members + sorted(others, key=lambda group: group.name)
 
     def _candidates(self) -> list[str]:
         """Promisers in slot order."""
         assert self.recovery is not None
         names = sorted(self.recovery.asked)
         if self.newest is not None:
-            names = [g for g in self.newest.groups if g in self.recovery.asked]
+            members = [g for g in self.newest.groups if g in self.recovery.asked and self._member(g) is not None]
+            names = members + [g for g in names if g not in members]
         return names
 
     def _may_leave_out(self) -> bool:
@@ -159,3 +169,7 @@ class Job:
 
     def _others_joined(self, name: str) -> bool:
         return any(g.name != name and g.gone is None and g.join is not None for g in self.groups.values())
+
+
+def _fingerprint(group: Group) -> str:
+    return group.join.fingerprint if group.join is not None else ""

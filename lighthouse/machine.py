@@ -90,10 +90,12 @@ class JobMachine(Changes):
             return [note, Send(connection, refused), Close(connection)]
         actions: list[Action] = []
         another = current is None or current.incarnation != hello.incarnation
-        if self.newest is not None and self.newest.slot_of(hello.group, hello.incarnation) is None and another:
+        if self.newest is not None and another and not any(g.in_touch for g in self._members()):
             actions += self._forget("every member has been silent for longer than the lease; the job starts anew")
         if current is None or current.incarnation != hello.incarnation:
-            self.groups[hello.group] = current = Group(hello.group, hello.incarnation, heard=now)
+            former, current = current, Group(hello.group, hello.incarnation, heard=now)
+            self.groups[hello.group] = current
+            self._hold_back(current, former, now)
         elif current.connection is not None:
             actions.append(Close(current.connection))
         current.connection, current.heard, current.hello = connection, now, hello
@@ -163,7 +165,7 @@ class JobMachine(Changes):
         return [Note("joined", {"group": group.name, "incarnation": group.incarnation})]
 
     def _beat(self, group: Group, beat: m.Beat, now: float) -> list[Action]:
-        group.beat = beat
+        group.steps_on(beat, now)
         for planned in self.prepared:
             if beat.epoch == planned.epoch.number:
                 return self._planned_is_in_force(planned)
@@ -195,7 +197,7 @@ class JobMachine(Changes):
 
     def _died(self, group: Group, died: m.Died, now: float) -> list[Action]:
         group.gone = Gone(died.cause, "manager", died.phase, died.step)
-        actions: list[Action] = [self._lost(group)]
+        actions: list[Action] = [self._lost_note(group)]
         if died.error is not None:
             self.errors[group.name] = died.error
             actions += self._same_error_everywhere(died.error)
@@ -211,6 +213,14 @@ class JobMachine(Changes):
             return []
         self.stopped = m.Stop(f"finished: step {finished.step} is final", ok=True)
         return [Ended(self.stopped.reason), Note("finished", {"group": group.name, "step": finished.step})]
+
+    def _lost(self, group: Group, lost: m.Lost, now: float) -> list[Action]:
+        if self._member(group.name) is not None:
+            return []
+        group.healing, group.beat = None, None
+        self.copied = None  # whatever is kept is of no use to it: a fresh boundary
+        note = {"group": group.name, "incarnation": group.incarnation, "reason": lost.reason}
+        return [Note("heal_failed", note)]
 
     def _query(self, group: Group, query: m.Query, now: float) -> list[Action]:
         if self.newest is None or self._member(group.name) is None:

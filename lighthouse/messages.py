@@ -45,10 +45,12 @@ class Join:
     Attributes:
         ranks: addresses of the ranks' transfer servers by rank index.
         signature: what must be alike in all groups (parameters, optimizer, microbatches, ...), name to value.
+        fingerprint: of the state with which it comes; groups that start with another heal from the lowest slot.
     """
 
     ranks: tuple[str, ...]
     signature: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,14 @@ class Query:
     epoch: Epoch
 
 
-ToLighthouse = Hello | Join | Beat | Promise | Failed | Died | Leave | Finished | Query
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The joiner cannot go on from what it has (donors gone, an entry missing): it needs another snapshot."""
+
+    reason: str
+
+
+ToLighthouse = Lost | Hello | Join | Beat | Promise | Failed | Died | Leave | Finished | Query
 
 # ---------------------------------------------------------------- lighthouse to manager
 
@@ -265,10 +274,30 @@ class Stands:
     epoch: Epoch
 
 
-ToManager = Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Members copy their state as of the boundary before `step`, and keep the entries from there on.
+
+    Attributes:
+        step: the boundary, named ahead; who is past it is no donor. 0: nobody needs the copy any more.
+    """
+
+    epoch: Epoch
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """A joiner fetches the state as of the boundary before `step` from these donors, then follows their entries."""
+
+    step: int
+    donors: tuple[Member, ...]
+
+
+ToManager = Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands
 
 __all__ = [
-    "Activate", "Beat", "Died", "Donor", "Entry", "Epoch", "Failed", "Fence", "Finished", "Hello", "Join", "Leave",
+    "Activate", "Beat", "Copy", "Died", "Donor", "Entry", "Epoch", "Failed", "Fence", "Finished", "Heal", "Hello", "Join", "Leave", "Lost",
     "Member", "Membership", "Prepare", "Promise", "Query", "Refused", "Share", "Stands", "Stop", "Term",
     "ToLighthouse", "ToManager", "UserError", "Waiting", "Welcome",
 ]  # fmt: skip

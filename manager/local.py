@@ -41,10 +41,12 @@ class Ready(Message, frozen=True, kw_only=True):
     Attributes:
         signature: what must be alike in all groups, name to value.
         total: microbatches of the first step.
+        fingerprint: of the state with which it comes.
     """
 
     signature: dict[str, str]
     total: int
+    fingerprint: str = ""
 
 
 class Vote(Message, frozen=True, kw_only=True):
@@ -54,7 +56,9 @@ class Vote(Message, frozen=True, kw_only=True):
         epoch: number of the epoch in which the rank reduced.
         step: the step voted on.
         attempt: counts the tries at the step within the epoch (``again``).
-        outcome: ``reduced``, ``again``, ``adopted``, ``closed`` or ``failed``.
+        outcome: ``reduced``, ``again``, ``adopted``, ``closed`` or ``failed``; of a joiner ``healed``, ``followed``,
+            ``idle`` (no further entry yet) or ``lost`` (it needs another snapshot).
+        entry: after ``healed`` and ``followed``: epoch, term, lighthouse of the newest entry in the state.
         next_total: microbatches of the step after it; 0 if the run ends there.
         activates: number of the prepared epoch whose ready flag every member carries in this entry, 0 if none.
         error: why it failed.
@@ -69,6 +73,7 @@ class Vote(Message, frozen=True, kw_only=True):
     activates: int = 0
     error: str = ""
     suspects: tuple[str, ...] = ()
+    entry: tuple[int, int, str] | None = None
 
 
 class Built(Message, frozen=True, kw_only=True):
@@ -153,11 +158,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     planned: bool = False
 
 
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a joiner heals from: the boundary, and each donor's name and transfer address for this rank."""
+
+    step: int
+    donors: tuple[tuple[str, str], ...]
+
+
 class Answer(Message, frozen=True, kw_only=True):
     """The group's decision on a vote: the same for every rank, fixed once.
 
     Attributes:
-        verdict: ``go`` (committed), ``again`` (reduce anew), ``recover`` (as the plan says), ``stop``, ``leave``.
+        verdict: ``go`` (committed), ``again`` (reduce anew), ``recover`` (as the plan says), ``stop``, ``leave``,
+            ``heal`` (from the source), ``copy`` (the state as it stands; the answer proper follows).
+        copy: after ``go``: copy the state at the end of this step's body, and keep the entries after it.
         share: after ``go``: this group's microbatches of the next step.
         ready: number of the prepared epoch whose flag the next step's entry carries, 0 if none.
         ok: after ``stop``: whether the run ended well.
@@ -169,6 +183,8 @@ class Answer(Message, frozen=True, kw_only=True):
     share: tuple[int, ...] = ()
     ready: int = 0
     plan: Plan | None = None
+    source: Source | None = None
+    copy: bool = False
     reason: str = ""
     ok: bool = False
 
@@ -195,6 +211,10 @@ class Build(Message, frozen=True, kw_only=True):
     plan: Plan
 
 
+class Release(Message, frozen=True, kw_only=True):
+    """Nobody needs the copy and the kept entries any more."""
+
+
 class Key(Message, frozen=True, kw_only=True):
     """A rendezvous key, or why there is none."""
 
@@ -209,7 +229,7 @@ class Say(Message, frozen=True, kw_only=True):
     line: str
 
 
-ToRank = Answer | Registered | Abort | Build | Key | Say
+ToRank = Answer | Registered | Abort | Build | Release | Key | Say
 
 _encoder = msgspec.msgpack.Encoder()
 from_rank = msgspec.msgpack.Decoder(FromRank)

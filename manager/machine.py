@@ -78,6 +78,10 @@ class GroupMachine:
         self.stopped: m.Stop | None = None
         self.in_touch = False
         self.leaving = ""
+        self.copy_at: int | None = None
+        self.source: m.Heal | None = None
+        self.following, self.lost = False, True
+        self.joiners: frozenset[str] = frozenset()  # groups whose first step the next one is
         self._clock = now
         self._started = now
         self._silent_since = now
@@ -152,7 +156,7 @@ class GroupMachine:
         return [ToRanks(abort), DropKeys(epoch.number), Tell(promise)]
 
     def _prepare_planned(self, planned: Membership) -> list[Action]:
-        in_force = self.known is not None and planned.base == self.known.epoch
+        in_force = self.following or (self.known is not None and planned.base == self.known.epoch)
         latest = self.prepared[-1].epoch.number if self.prepared else 0
         if not in_force or planned.epoch.number <= max(self.promised, latest):
             return []
@@ -205,6 +209,28 @@ class GroupMachine:
             return self._decide()
         return []
 
+    def _copy(self, copy: m.Copy, now: float) -> list[Action]:
+        """Copies for joiners: at a boundary ahead, or now if the ranks stand at it; 0 releases."""
+        if copy.step == 0:
+            self.copy_at = None
+            return [ToRanks(local.Release())]
+        self.copy_at = copy.step
+        if copy.step != self.step or set(self.waiting) != set(range(self.settings.ranks)):
+            return []
+        self.copy_at = None
+        return [ToRanks(local.Answer(verdict="copy", step=self.step))]
+
+    def _heal(self, heal: m.Heal, now: float) -> list[Action]:
+        self.source = heal
+        self.votes.clear()
+        return self._answer_waiting(self._heal_answer)
+
+    def _heal_answer(self, rank: int) -> local.Answer | None:
+        if self.source is None:
+            return None
+        donors = tuple((member.group, member.ranks[rank]) for member in self.source.donors if rank < len(member.ranks))
+        return local.Answer(verdict="heal", source=local.Source(step=self.source.step, donors=donors))
+
     # ------------------------------------------------------------ ranks
 
     def register(self, message: local.Register, now: float) -> list[Action]:
@@ -248,7 +274,8 @@ class GroupMachine:
         for rank, ready in sorted(self.ready.items()):
             for name, value in ready.signature.items():
                 signature[f"rank {rank}: {name}" if rank else name] = value
-        return m.Join(ranks, signature)
+        fingerprints = ",".join(ready.fingerprint for _, ready in sorted(self.ready.items()))
+        return m.Join(ranks, signature, fingerprints)
 
     def _vote(self, rank: int, vote: local.Vote, now: float) -> list[Action]:
         self.waiting[rank] = now
@@ -257,6 +284,8 @@ class GroupMachine:
         if self.decision is not None and self.decision[0] == (vote.epoch, vote.step, vote.attempt):
             del self.waiting[rank]
             return [ToRanks(self.decision[1], rank)]
+        if vote.outcome in ("healed", "followed", "idle", "lost"):
+            return self._joiner_votes(rank, vote)
         if self.known is None or vote.epoch < self.known.epoch.number:
             return self._answer_waiting(self._recover)  # that epoch is over
         if vote.step != self.step or vote.epoch > self.known.epoch.number:
@@ -281,6 +310,40 @@ class GroupMachine:
             actions.append(ToRanks(local.Abort(below=vote.epoch + 1, reason=f"rank {rank}: {vote.error}")))
             actions.append(Tell(m.Failed(self.known.epoch, vote.step, vote.error, suspects)))
         return actions
+
+    def _joiner_votes(self, rank: int, vote: local.Vote) -> list[Action]:
+        """A rank of a group that is no member yet has healed, or applied an entry, or cannot go on."""
+        if self.known is not None and vote.epoch < self.known.epoch.number:
+            return self._answer_waiting(self._recover)  # it was named in a recovery
+        if vote.outcome == "lost":
+            self.source, self.following, self.lost = None, False, True
+            return [Tell(m.Lost(vote.error))]
+        if self.lost and vote.outcome != "healed":
+            return self._answer_waiting(self._heal_answer)  # another rank needs a fresh copy: all of them take it
+        self.votes[rank] = vote
+        if len(self.votes) < self.settings.ranks:
+            return []
+        if len({(v.outcome, v.step, v.entry) for v in self.votes.values()}) > 1:
+            return self._finish(EXIT_STOPPED, f"a bug: ranks of a joiner differ at step {vote.step}")
+        self.lost = False
+        return self._follow(self.votes[0])
+
+    def _follow(self, vote: local.Vote) -> list[Action]:
+        activates = False
+        if vote.outcome in ("healed", "followed"):
+            assert vote.entry is not None or vote.step == 0
+            if vote.entry is not None:
+                number, term, lighthouse = vote.entry
+                self.last = Entry(Epoch(number, Term(term, lighthouse)), vote.step - 1)
+            self.step, self.total, self.share, self.following = vote.step, vote.next_total, (), True
+            activates = any(planned.epoch.number == vote.activates for planned in self.prepared)
+        if activates:
+            self._switch(vote.activates)
+            self.following = False
+        number = 0 if self.known is None else self.known.epoch.number
+        answer = local.Answer(verdict="go", epoch=number, step=self.step)
+        self.votes.clear()
+        return self._answer_waiting(lambda rank: answer)
 
     def _decide(self) -> list[Action]:
         """Decides the step once every rank has voted, unless its epoch is over or in doubt."""
@@ -323,13 +386,12 @@ class GroupMachine:
         elif leave:
             self.share = ()
         else:
-            slot = self.known.slot_of(self.settings.group)
-            assert slot is not None
-            self.share = deal(self.total, len(self.known.members))[slot]
+            self.share = self._dealt()
         built = bool(self.prepared) and len(self.built) == self.settings.ranks
         ready = self.prepared[-1].epoch.number if built else 0
         verdict = "leave" if leave else "go"
         answer = local.Answer(
+            copy=self.copy_at == self.step,
             verdict=verdict,
             epoch=self.known.epoch.number,
             step=self.step,
@@ -339,11 +401,21 @@ class GroupMachine:
         )
         return self._decided(answer, key)
 
+    def _dealt(self) -> tuple[int, ...]:
+        """This group's share of the next step; a joiner's share of its first step is zero."""
+        assert self.known is not None
+        working = [name for name in self.known.groups if name not in self.joiners]
+        self.joiners = frozenset()
+        group = self.settings.group
+        return deal(self.total, len(working))[working.index(group)] if group in working else ()
+
     def _switch(self, activates: int) -> bool:
         """A planned epoch comes into force by the entry; returns whether this group is not in it."""
         if not activates:
             return False
         (planned,) = [p for p in self.prepared if p.epoch.number == activates]  # all members had built it
+        if self.known is not None:
+            self.joiners = frozenset(planned.groups) - frozenset(self.known.groups)
         self.known, self.prepared, self.built, self.activation = planned, [], set(), None
         self.promised = max(self.promised, activates)
         return self.known.slot_of(self.settings.group, self.incarnation) is None

@@ -53,7 +53,7 @@ class Membership(_message.Message):
     def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
 
 class FromManager(_message.Message):
-    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query")
+    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query", "lost")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class FromManager(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     join: Join
     beat: Beat
@@ -72,10 +73,11 @@ class FromManager(_message.Message):
     leave: Leave
     finished: Finished
     query: Query
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ...) -> None: ...
+    lost: Lost
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ...) -> None: ...
 
 class ToManager(_message.Message):
-    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands")
+    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +86,8 @@ class ToManager(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STANDS_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    HEAL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     prepare: Prepare
@@ -92,7 +96,9 @@ class ToManager(_message.Message):
     stop: Stop
     waiting: Waiting
     stands: Stands
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ...) -> None: ...
+    copy: Copy
+    heal: Heal
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised")
@@ -121,7 +127,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Membership, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Membership, _Mapping]]] = ..., promised: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("ranks", "signature")
+    __slots__ = ("ranks", "signature", "fingerprint")
     class SignatureEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -131,9 +137,11 @@ class Join(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RANKS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[str]
     signature: _containers.ScalarMap[str, str]
-    def __init__(self, ranks: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, ranks: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms")
@@ -314,6 +322,28 @@ class Stands(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
+
+class Lost(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Copy(_message.Message):
+    __slots__ = ("epoch", "step")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    step: int
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Heal(_message.Message):
+    __slots__ = ("step", "donors")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    donors: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,90 @@
+"""How a group that is not a member comes in: it heals from the members, follows their entries, and is switched in.
+
+A train does not stop for a passenger: somebody runs alongside until the speeds are equal, and steps over. Members copy
+their state at a boundary named ahead and go on; the joiner fetches the copy, applies the entries that came after it,
+and once it lags by at most one step the next planned epoch has it as a member.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.actions import Action, Note, Send
+from lightkeeper.lighthouse.group import Group
+from lightkeeper.lighthouse.job import Job
+
+AHEAD_S = 0.5
+AHEAD_STEPS_MIN = 2
+FLAPPING_WINDOW_S = 600.0
+BACKOFF_S = 5.0
+BACKOFF_S_MAX = 120.0
+
+
+class Joins(Job):
+    """A job that takes groups in."""
+
+    def _heal(self, now: float) -> list[Action]:
+        """Tells joiners where to heal from, and members what to copy for them."""
+        joiners = self._joiners(now)
+        if not joiners:
+            return self._release()
+        asking = [group for group in joiners if group.healing is None]
+        if not asking or self.newest is None:
+            return []
+        actions: list[Action] = []
+        if self.copied is None:
+            self.copied = self._boundary()
+            for group in self._members():
+                actions += _send(group, m.Copy(self.newest.epoch, self.copied))
+        donors = tuple(group.member() for group in self._members() if group.in_touch and group.join is not None)
+        for group in asking:
+            group.healing = self.copied
+            group.tries += 1
+            fields = {"group": group.name, "incarnation": group.incarnation, "step": self.copied, "attempt": group.tries}
+            actions += [Note("healing", fields), *_send(group, m.Heal(self.copied, donors))]
+        return actions
+
+    def _boundary(self) -> int:
+        """A boundary that no member has passed when the word reaches it; now, if all of them stand."""
+        steps = [group.beat.step for group in self._members() if group.beat is not None]
+        highest = max(steps, default=0)
+        if self.recovery is not None:
+            return 1 + max((p.last.step for p in self.recovery.promises.values() if p.last is not None), default=-1)
+        pace_s = min((group.pace_s for group in self._members() if group.pace_s > 0), default=AHEAD_S)
+        return highest + max(AHEAD_STEPS_MIN, 1 + math.ceil(AHEAD_S / pace_s))
+
+    def _release(self) -> list[Action]:
+        """Nobody needs the copy any more."""
+        if self.copied is None:
+            return []
+        self.copied = None
+        assert self.newest is not None
+        actions: list[Action] = []
+        for group in self._members():
+            actions += _send(group, m.Copy(self.newest.epoch, 0))
+        return actions
+
+    def _joiners(self, now: float) -> Sequence[Group]:
+        """Groups that have joined and are no members, less those held back for flapping."""
+        if self.newest is None:
+            return []
+        return [g for g in self._joined() if g.in_touch and self._member(g.name) is None and now >= g.admit_s]
+
+    def _ready_joiners(self, now: float) -> list[Group]:
+        """Joiners that had to wait for the newest entry: they lag by at most one step."""
+        return [group for group in self._joiners(now) if group.follows]
+
+    def _hold_back(self, group: Group, former: Group | None, now: float) -> None:
+        """A group that died twice within ten minutes is admitted after a growing back-off."""
+        if former is None:
+            return
+        died = (now,) if former.gone is not None and former.gone.detected_by != "left" else ()
+        group.deaths = (*(t for t in former.deaths if now - t < FLAPPING_WINDOW_S), *died)
+        if len(group.deaths) >= 2:
+            group.admit_s = now + min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (len(group.deaths) - 2))
+
+
+def _send(group: Group, message: m.ToManager) -> list[Action]:
+    return [] if group.connection is None else [Send(group.connection, message)]
