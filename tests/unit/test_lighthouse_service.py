@@ -338,6 +338,15 @@ def test_a_port_in_use_gives_one_line() -> None:
     )
 
 
+def test_two_lighthouses_do_not_share_a_port_silently() -> None:
+    async def go() -> None:
+        async with serving() as served:
+            with pytest.raises(UsageError, match=f"cannot listen on {served.address}: the port is in use"):
+                await asyncio.to_thread(run, Options(served.address, TOKEN))
+
+    scene(go)
+
+
 def test_an_address_that_is_not_ours_gives_one_line() -> None:
     with pytest.raises(
         UsageError, match="cannot listen on 203.0.113.7:1: the port is in use or the address is not ours"
