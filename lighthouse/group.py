@@ -46,6 +46,7 @@ class Group:
     failed: Failed | None = None
     gone: Gone | None = None
     leaving: str = ""
+    told_to_stop: bool = False
 
     @property
     def in_touch(self) -> bool:

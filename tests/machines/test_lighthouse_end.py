@@ -152,9 +152,6 @@ def test_after_the_end_no_activation_is_repeated() -> None:
     assert not world.told("g1", m.Activate)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Changes._end takes a stop that was sent for one that was heard"
-)
 def test_the_last_one_out_may_have_missed_the_stop_too() -> None:
     """g0 has said that it finished and is gone; the stop for g1 goes into a stream that is broken already."""
     world = World(groups=2)

@@ -275,10 +275,6 @@ def test_a_restart_on_the_same_log_knows_the_job(tmp_path: Path) -> None:
     scene(go)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="LighthouseService._read swallows the LogError, and the next tick repeats an activation that is not logged",
-)
 def test_what_is_not_on_disk_is_never_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         async with serving() as served, Speaker(served.address) as speaker:

@@ -80,9 +80,6 @@ def test_how_our_own_child_ended_also_before_it_is_reaped() -> None:
         child.wait()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="exit_code asks the kernel once, before the parent has reaped, and /proc after it"
-)
 @pytest.mark.skipif(not TELLS_EXIT, reason="as above")
 def test_how_it_ended_is_known_also_if_its_parent_reaps_it_while_we_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells it from the reaping on, /proc until the reaping: asked in this order, neither may know."""
