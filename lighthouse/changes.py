@@ -240,9 +240,9 @@ class Changes(Joins):
         actions: list[Action] = []
         for group in self.groups.values():
             waits = group.failed is not None or not self.stopped.ok or self.recovery is not None or self.told_to_stop
-            if group.in_touch and waits:
+            if group.in_touch and waits and not group.told_to_stop:
                 actions += self._send(group, self.stopped)
-                group.gone = Gone(self.stopped.reason, "left")
+                group.told_to_stop = True  # it has heard it when its stream ends and it does not return
         heard_s = now - self.bounds.lease_s
         if all(g.gone is not None or (g.connection is None and g.heard < heard_s) for g in self.groups.values()):
             self._clear()

@@ -49,6 +49,7 @@ class Group:
     failed: Failed | None = None
     gone: Gone | None = None
     leaving: str = ""
+    told_to_stop: bool = False
     healing: int | None = None
     tries: int = 0
     deaths: tuple[float, ...] = ()

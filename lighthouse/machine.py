@@ -109,6 +109,9 @@ class JobMachine(Changes):
         actions += self._learn(hello)
         welcome = m.Welcome(self.term, round(self.bounds.lease_s * 1000), round(self.bounds.beat_s * 1000))
         actions.append(Send(connection, welcome))
+        if self.stopped is not None:
+            current.told_to_stop = True
+            return [*actions, Send(connection, self.stopped)]
         if self.recovery is not None and hello.group in self.recovery.asked:
             actions += self._send(current, m.Prepare(self.recovery.epoch, self.newest.epoch if self.newest else None))
         planned = self._planned()
@@ -171,14 +174,21 @@ class JobMachine(Changes):
                 return self._planned_is_in_force(planned)
         in_force = self.newest is not None and beat.epoch == self.newest.epoch.number
         if in_force and self.activation is not None and beat.step > self.activation.first_step:
-            self.recoveries_without_commit, self.first_failure = 0, ""
-            self.suspects.clear()
+            self._progressed()
         return []
+
+    def _progressed(self) -> None:
+        """The newest epoch has committed something."""
+        self.recoveries_without_commit, self.first_failure = 0, ""
+        self.suspects.clear()
 
     def _promise(self, group: Group, promise: m.Promise, now: float) -> list[Action]:
         if self.recovery is None or promise.epoch != self.recovery.epoch or group.name not in self.recovery.asked:
             return []
         self.recovery.promises[group.name] = promise
+        first_step = 0 if self.activation is None else self.activation.first_step
+        if promise.last is not None and promise.last.step >= first_step:
+            self._progressed()  # also if no beat was there to show it
         step = -1 if promise.last is None else promise.last.step
         return [Note("promised", {"group": group.name, "epoch": promise.epoch, "step": step})]
 

@@ -62,6 +62,8 @@ async def _serve(options: Options, events: EventLog | None) -> int:
     try:
         port = server.add_insecure_port(join_address(host, port))
     except RuntimeError as error:
+        await server.stop(grace=None)
+        log.close()
         raise UsageError(
             f"cannot listen on {options.bind}: the port is in use or the address is not ours; give another --bind"
         ) from error
@@ -81,9 +83,10 @@ async def _serve(options: Options, events: EventLog | None) -> int:
     ticks = asyncio.create_task(service.run_ticks())
     waiter = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((ticks, waiter), return_when=asyncio.FIRST_COMPLETED)
-        if ticks.done():
-            ticks.result()
+        await asyncio.wait((ticks, waiter, service.failed), return_when=asyncio.FIRST_COMPLETED)
+        for ended in (service.failed, ticks):
+            if ended.done():
+                ended.result()
     finally:
         ticks.cancel()
         await server.stop(grace=0.2)

@@ -65,6 +65,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         self.log, self.bounds, self.token, self.events, self.say = log, bounds, token, events, say
         self.jobs: dict[str, JobMachine] = {}
         self.streams: dict[int, Stream] = {}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next = 0
         for job, history in log.jobs.items():
             self.jobs[job] = JobMachine(job, log.term, history, bounds, time.monotonic())
@@ -146,6 +147,15 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
     # ------------------------------------------------------------ actions
 
     def _carry_out(self, job: str, actions: list[Action]) -> None:
+        """Carries actions out; the first that cannot be is the end of this lighthouse, and nothing follows it."""
+        if self.failed.done():
+            return
+        try:
+            self._do(job, actions)
+        except Exception as error:
+            self.failed.set_exception(error)
+
+    def _do(self, job: str, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 if (stream := self.streams.get(action.connection)) is not None:

@@ -318,8 +318,8 @@ class FormGloo:
         if self._interrupted is not None:
             text = f"building {self._name} aborted: {self._interrupted}"
             return GroupFailed(text, aborted=self._interrupted)
-        if isinstance(cause, GroupFailed):
-            return cause
+        if isinstance(cause, GroupFailed):  # anew: its traceback would keep the constructor's frames and sockets
+            return GroupFailed(str(cause), local=cause.local, suspects=cause.suspects, aborted=cause.aborted)
         text = str(cause).partition("\n")[0]
         local = not isinstance(cause, TimeoutError) and _TRANSPORT_ERROR.search(text) is None
         failure = GroupFailed(f"building {self._name} failed: {text}", local=local)

@@ -59,6 +59,8 @@ class LighthouseLink:
     async def flush(self, timeout_s: float) -> None:
         """Ends the stream after what is queued, waiting no longer than this for it to be taken."""
         if self._outbox is not None and self._task is not None:
+            while self._outbox.full():
+                self._outbox.get_nowait()  # to a lighthouse that reads nothing
             self._outbox.put_nowait(None)
             await asyncio.wait({self._task}, timeout=timeout_s)
 

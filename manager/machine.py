@@ -55,7 +55,7 @@ class GroupMachine:
 
     def __init__(self, settings: Settings, incarnation: str, address: str, now: float) -> None:
         self.settings, self.incarnation, self.address = settings, incarnation, address
-        self.lease_s = 2.0
+        self.lease_s, self.beat_s = 2.0, 0.2
         self.acknowledged: Term | None = None
         self.known: Membership | None = None
         self.prepared: list[Membership] = []  # planned changes on `known`, oldest first
@@ -132,7 +132,7 @@ class GroupMachine:
         return actions + handler(message, now)
 
     def _welcome(self, welcome: m.Welcome, now: float) -> list[Action]:
-        self.lease_s, self.in_touch = welcome.lease_ms / 1000, True
+        self.lease_s, self.beat_s, self.in_touch = welcome.lease_ms / 1000, welcome.beat_ms / 1000, True
         if self.acknowledged is None or welcome.term > self.acknowledged:
             self.acknowledged = welcome.term
         return []

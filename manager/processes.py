@@ -44,19 +44,18 @@ def exit_code(pid: int, descriptor: int) -> int | None:
     Returns:
         None if the kernel does not tell: before Linux 6.15 only until its parent has asked.
     """
-    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *(0,) * 13))
     try:
-        fcntl.ioctl(descriptor, _PIDFD_GET_INFO, info)
-        mask, *_, status = _PIDFD_INFO.unpack(info)
-        if mask & _PIDFD_INFO_EXIT:
-            return os.waitstatus_to_exitcode(status)
-    except OSError:
-        pass  # an older kernel
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # there until its parent has asked
             return os.waitstatus_to_exitcode(int(file.read().rpartition(b")")[2].split()[-1]))
     except (OSError, ValueError, IndexError):
-        return None
+        pass
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *(0,) * 13))
+    try:
+        fcntl.ioctl(descriptor, _PIDFD_GET_INFO, info)  # there from then on
+    except OSError:
+        return None  # an older kernel
+    mask, *_, status = _PIDFD_INFO.unpack(info)
+    return os.waitstatus_to_exitcode(status) if mask & _PIDFD_INFO_EXIT else None
 
 
 class Trees:
@@ -83,6 +82,8 @@ class Trees:
         for _ in range(2):
             self.look(*roots)
             for process in self._seen.values():
+                if process.pid == os.getpid():
+                    continue  # rank 0 may have started this very process
                 with contextlib.suppress(psutil.Error):
                     process.kill()  # psutil checks the start time: a pid that was given away is not hit
                     killed[process.pid] = None

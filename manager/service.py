@@ -28,8 +28,7 @@ from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import CHANNEL_OPTIONS, join_address, own_address_towards
 
-BEAT_S = 0.2
-LOOK_BEATS = 10  # beats between two looks at what the ranks have started
+LOOK_S = 2.0  # between two looks at what the ranks have started
 SILENT_S_MIN = 0.5
 FLUSH_S = 1.0
 
@@ -78,8 +77,10 @@ class ManagerService:
             lambda: self.act(self.machine.disconnected(time.monotonic())),
             self._from_lighthouse, self.say,
         )  # fmt: skip
-        local_server = await asyncio.start_unix_server(self._accept, path=self.socket_path)
-        os.chmod(self.socket_path, 0o600)
+        early = self.socket_path.with_suffix(".early")
+        local_server = await asyncio.start_unix_server(self._accept, path=early)
+        os.chmod(early, 0o600)
+        early.rename(self.socket_path)  # who sees it can connect to it
         tasks = [asyncio.create_task(self._run_link()), asyncio.create_task(self._run_ticks())]
         try:
             return await self._until_ended(tasks)
@@ -177,6 +178,8 @@ class ManagerService:
                     self.remote_keys.serve(message, socket)
                 else:
                     self.act(self.machine.rank_says(hello.rank, message, time.monotonic()))
+        except asyncio.CancelledError:
+            return  # the manager ends
         except (TimeoutError, ValueError, ConnectionError) as error:
             self.say(f"a rank's socket failed: {error or 'no hello in time'}")
         finally:
@@ -217,13 +220,14 @@ class ManagerService:
     # ------------------------------------------------------------ time and words
 
     async def _run_ticks(self) -> None:
-        beats = 0
+        looked_s = time.monotonic()
         while True:
             views = {rank: view for rank in self.ranks if (view := self._view(rank)) is not None}
             self.act(self.machine.tick(views, time.monotonic()))
-            if (beats := beats + 1) % LOOK_BEATS == 0:
+            if time.monotonic() - looked_s > LOOK_S:
+                looked_s = time.monotonic()
                 self.trees.look(*self.roots, *self.pids.values())
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self.machine.beat_s)
 
     def _unauthorised(self, peer: str, what: str) -> None:
         self.say(f"refused {peer}: wrong or missing token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from lightkeeper.wire import split_address
 
 PREFIX = "LIGHTKEEPER_"
 START_BUDGETS = 10
+GROUPS_MAX = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class Settings:
     fingerprint_every: int = 0
 
     def __post_init__(self) -> None:
+        if self.groups > GROUPS_MAX:
+            raise UsageError(f"groups {self.groups}: give at most {GROUPS_MAX}")
         if not 1 <= self.minimum <= self.groups:
             raise UsageError(f"minimum {self.minimum} of {self.groups} groups: 1 <= minimum <= groups must hold")
         if self.ranks < 1:
@@ -59,12 +63,15 @@ class Settings:
             raise UsageError(f"outage_budget_s {self.outage_budget_s}: give 1 to 86400 seconds")
         if not 0.001 <= self.bucket_mb <= 1024:
             raise UsageError(f"bucket_mb {self.bucket_mb}: give 0.001 to 1024 MiB")
+        if not math.isfinite(self.start_window_s):
+            raise UsageError(f"start_window_s {self.start_window_s}: give a number of seconds")
         if self.start_window_s < 0 or self.fingerprint_every < 0:
             raise UsageError("start_window_s and fingerprint_every are not negative")
         for name in ("job", "group"):
             value = getattr(self, name)
-            if not value or len(value) > 100 or not all(c.isalnum() or c in "-_." for c in value):
-                raise UsageError(f"{name} {value!r}: give 1 to 100 letters, digits, '-', '_' or '.'")
+            if not value or len(value) > 100 or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in value):
+                raise UsageError(f"{name} {value!r}: give 1 to 100 of a-z, A-Z, 0-9, '-', '_' or '.'")
+        check_token(self.token)
         try:
             split_address(self.lighthouse)
         except ValueError as error:
@@ -122,6 +129,17 @@ def read_token(path: str | Path | None) -> str:
         raise UsageError(f"cannot read the token file {path}: {error}") from error
     if not token:
         raise UsageError(f"the token file {path} is empty")
+    return check_token(token)
+
+
+def check_token(token: str) -> str:
+    """The token, if a call's metadata can carry it.
+
+    Raises:
+        UsageError: for white space inside it, or anything but printable ASCII.
+    """
+    if not all(c.isascii() and c.isprintable() and not c.isspace() for c in token):
+        raise UsageError("the job token must be printable ASCII without white space")
     return token
 
 

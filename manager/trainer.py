@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -197,6 +198,7 @@ class Manager:
                 break
             if self._recover(answer) == "committed":
                 break  # closed while recovering
+        self._record.finished(self.page.step, fingerprint(self.model, self.optimizer))
         self._close()
 
     # ------------------------------------------------------------ what a step asks
@@ -343,6 +345,9 @@ class Manager:
         return answer
 
     def _stop(self, answer: local.Answer) -> None:
+        if answer.ok:
+            print(f"lightkeeper: the job ends: {answer.reason}", file=sys.stderr, flush=True)
+            raise SystemExit(0)
         raise JobStopped(f"the job stops: {answer.reason}")
 
     def _recover(self, answer: local.Answer) -> str:
@@ -375,7 +380,9 @@ class Manager:
         """Takes the entry that this group missed: from its own buckets if they hold it whole, else from the donor."""
         assert self._reducer is not None
         name, fetched = entry_of(adopt), 0
-        if self._reduced_as != name or self._outcome is None:
+        if self._reduced_as == name:
+            self._outcome = self._reducer.adopt()  # reduced here, though the group did not commit it
+        else:
             self._reduced_as = None
             self._outcome = self._entries.fetch(adopt, self._reducer)
             self._reduced_as = name
@@ -413,7 +420,6 @@ class Manager:
 
     def _close(self) -> None:
         self.finished = True
-        self._record.finished(self.page.step, fingerprint(self.model, self.optimizer))
         self.page.enter("ended", self.page.step)
         assert self._reducer is not None
         self._reducer.close()

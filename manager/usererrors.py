@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from lightkeeper.errors import ToldError
 from lightkeeper.manager import local
 
 TEXT_CHARS_MAX = 16_384
@@ -23,6 +24,9 @@ def report_exceptions(send: Callable[[local.RankError], None], step: Callable[[]
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, ToldError):  # not a bug of the user's code: one line, no traceback
+            print(f"lightkeeper: {error}", file=sys.stderr, flush=True)
+            return
         if not issubclass(kind, KeyboardInterrupt):
             text = "".join(traceback.format_exception(kind, error, trace))
             send(

@@ -1,19 +1,23 @@
-"""Serves this rank's newest entry to a peer of the same rank index that missed it."""
+"""Serves what a peer of the same rank index needs: an entry that it missed, or a whole state and what follows."""
 
 from __future__ import annotations
 
 import hmac
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
+import xxhash
 
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager.fingerprint import raw_bytes
 from lightkeeper.manager.groups import Note
+from lightkeeper.manager.state.layout import LayoutError, state_name_from_json, state_name_to_json
+from lightkeeper.manager.state.snapshot import Snapshot
+from lightkeeper.manager.transfer.provider import EntryProvider, Provider, Refused
 from lightkeeper.manager.transfer.wire import (
     HELLO_MAX,
     Connection,
@@ -25,26 +29,22 @@ from lightkeeper.manager.transfer.wire import (
     parts_to_json,
 )
 
+__all__ = ["EntryServer", "Refused", "TransferServer"]
 
-class Refused(Exception):
-    """The entry asked for is not served; one line says why."""
-
-
-Provider: TypeAlias = Callable[[Entry], AbstractContextManager[Sequence[torch.Tensor]]]
-"""Gives the tensors of an entry, unchanged until the context is left; raises `Refused` on entering."""
+WAIT_S_MAX = 60.0  # for an entry that is not there yet
 
 
-class EntryServer:
+class TransferServer:
     """Listens for peers in a thread, and serves each in a thread of its own.
 
     Args:
         token: The job's token; a peer that does not show it gets no answer but a refusal.
-        provider: Gives the tensors, buckets first and extras last.
+        provider: Gives what is served.
         refused: Told one line about every connection that was turned away (a wrong token, a malformed frame).
         host: Address to listen on.
         port: Port, 0 for a free one.
-        timeout_s: Bound on one transfer, in seconds.
-        connections_max: Bound on transfers at one time; more are turned away.
+        timeout_s: Bound on one request with its reply, and on the wait for the next, in seconds.
+        connections_max: Bound on connections at one time; more are turned away.
 
     Raises:
         OSError: the address cannot be bound.
@@ -68,7 +68,7 @@ class EntryServer:
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=connections_max)
-        self._thread = threading.Thread(target=self._accept, name="entry server", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="transfer server", daemon=True)
         self._thread.start()
 
     @property
@@ -95,12 +95,12 @@ class EntryServer:
                 sock, peer = self._listener.accept()
             except OSError as e:
                 if not self._closed:
-                    self._refused(f"the entry server stopped listening: {e}")
+                    self._refused(f"the transfer server stopped listening: {e}")
                 return
             name = f"{peer[0]}:{peer[1]}"
             if not self._free.acquire(blocking=False):
-                sock.close()
                 self._refused(f"{name} was turned away: too many transfers at one time")
+                sock.close()
                 continue
             threading.Thread(target=self._serve, args=(sock, name), name=f"serve {name}", daemon=True).start()
 
@@ -121,20 +121,112 @@ class EntryServer:
             connection.send_header({"refused": "the job token is missing or wrong"})
             return
         connection.send_header({"welcome": True})
-        request = connection.receive_header()
-        entry = entry_from_json(request.get("entry"))
+        self._answer(connection, connection.receive_header())
+        while not self._closed:
+            connection.renew(self._timeout_s)
+            if connection.ended():
+                return
+            self._answer(connection, connection.receive_header())
+
+    def _answer(self, connection: Connection, request: dict[str, Any]) -> None:
+        connection.renew(self._timeout_s)
         try:
-            with self._provider(entry) as tensors:
-                _send_entry(connection, entry, tensors)
+            if "state" in request:
+                self._answer_state(connection, request)
+            elif "after" in request:
+                self._answer_after(connection, request)
+            else:
+                name = entry_from_json(request.get("entry"))
+                with self._provider.entry(name) as tensors:
+                    _send_entry(connection, name, tensors, {})
         except Refused as e:
-            connection.send_header({"refused": str(e)})
+            connection.send_header({"refused": str(e), "kind": e.kind})
+
+    def _answer_after(self, connection: Connection, request: dict[str, Any]) -> None:
+        name, wait_s = _state_name(request["after"]), request.get("wait_s")
+        if not isinstance(wait_s, int | float) or not 0 <= wait_s < float("inf"):
+            raise WireError("the request does not say how long it may wait")
+        wait_s = min(float(wait_s), WAIT_S_MAX)
+        connection.renew(self._timeout_s + wait_s)
+        with self._provider.after(name, wait_s) as successor:
+            _send_entry(connection, successor.name, successor.tensors, {"after": state_name_to_json(name)})
+
+    def _answer_state(self, connection: Connection, request: dict[str, Any]) -> None:
+        name = None if request["state"] is None else _state_name(request["state"])
+        with self._provider.snapshot(name) as snapshot:
+            if "range" in request:
+                _send_range(connection, snapshot, request["range"])
+            elif "whole" in request:
+                connection.send_header({"fingerprint": snapshot.fingerprint})
+            else:
+                _send_layout(connection, snapshot)
 
 
-def _send_entry(connection: Connection, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
+class EntryServer(TransferServer):
+    """Serves entries only.
+
+    Args:
+        token: As for `TransferServer`, like all others.
+        provider: Gives the tensors of an entry, buckets first and extras last, unchanged until the context is
+            left; raises `Refused` on entering.
+        refused: See there.
+        host: See there.
+        port: See there.
+        timeout_s: See there.
+        connections_max: See there.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        provider: EntryProvider,
+        refused: Note = lambda line: None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        timeout_s: float = 30.0,
+        connections_max: int = 16,
+    ) -> None:
+        super().__init__(token, _EntriesOnly(provider), refused, host, port, timeout_s, connections_max)
+
+
+class _EntriesOnly(Provider):
+    def __init__(self, provider: EntryProvider) -> None:
+        self._provider = provider
+
+    def entry(self, name: Entry) -> AbstractContextManager[Sequence[torch.Tensor]]:
+        return self._provider(name)
+
+
+def _state_name(data: Any) -> Entry:
+    try:
+        return state_name_from_json(data)
+    except LayoutError as e:
+        raise WireError(f"the request does not name a state: {e}") from e
+
+
+def _send_layout(connection: Connection, snapshot: Snapshot) -> None:
+    text = snapshot.layout.to_bytes()
+    header = {
+        "state": state_name_to_json(snapshot.name),
+        "nbytes": len(text),
+        "xxh3_64": xxhash.xxh3_64_hexdigest(text),
+        "digest": snapshot.layout.digest,
+    }
+    connection.send_header(header, memoryview(text))
+
+
+def _send_range(connection: Connection, snapshot: Snapshot, index: Any) -> None:
+    if type(index) is not int or not 0 <= index < snapshot.layout.ranges:
+        raise WireError(f"the request names no range of {snapshot.layout.ranges}")
+    header = {"range": index, "xxh3_64": snapshot.checksum(index)}
+    connection.send_header(header, snapshot.range(index))
+
+
+def _send_entry(connection: Connection, entry: Entry, tensors: Sequence[torch.Tensor], more: dict[str, Any]) -> None:
     names = part_names(len(tensors))
     data = [raw_bytes(tensor) for tensor in tensors]
     parts = [describe(name, tensor, raw) for name, tensor, raw in zip(names, tensors, data, strict=True)]
-    header: dict[str, Any] = {"entry": entry_to_json(entry), "parts": parts_to_json(parts)}
+    header: dict[str, Any] = {"entry": entry_to_json(entry), "parts": parts_to_json(parts), **more}
     connection.send_header(header)
     for raw in data:
         connection.send(raw)

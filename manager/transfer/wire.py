@@ -1,10 +1,18 @@
 """What travels between two ranks: frames of a JSON header and raw bytes. Nothing that arrives is unpickled.
 
 A frame is the magic, the header's length (unsigned 32 bits, little-endian), the header (UTF-8 JSON), and the
-raw bytes of the parts that the header lists, one after the other. A conversation is four frames: hello (the
-token; nothing is answered before it is checked), welcome, request (which entry), and reply (its parts, or a
-refusal). A part is a range of bytes of one tensor with its checksum; an entry is sent as one part per tensor,
-and several donors can later share a state by serving disjoint ranges of it.
+raw bytes that the header announces. A conversation starts with hello (the token; nothing is answered before it
+is checked) and welcome; then each request gets one reply, in order, until the client ends it. Requests may be
+sent ahead of the replies.
+
+    {"entry": name}                    the parts of that entry
+    {"after": name, "wait_s": 2.5}     the parts of the entry that follows it, and its name
+    {"state": name or null}            the description of the snapshot of that name, or of the newest
+    {"state": name, "range": 7}        the bytes of one range of it, with their checksum
+    {"state": name, "whole": true}     its fingerprint
+
+A refusal is a reply {"refused": one line, "kind": ...}. A part is a range of bytes of one tensor with its
+checksum; an entry is sent as one part per tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +35,7 @@ MAGIC = b"LKT1"
 HEADER_MAX = 1 << 20  # bytes
 HELLO_MAX = 4 << 10  # bytes, of a header that has not shown its token yet
 PARTS_MAX = 8192  # tensors of an entry
+SLICE_BYTES = 1 << 20  # received at one go, and hashed while it is in the cache
 
 _PREFIX = struct.Struct("<4sI")
 
@@ -132,11 +141,34 @@ class Connection:
     Args:
         sock: A connected socket; closed with this.
         timeout_s: Bound on everything together, in seconds.
+        stall_s: Bound on a time in which no byte moves, in seconds; None for no other bound.
     """
 
-    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+    def __init__(self, sock: socket.socket, timeout_s: float, stall_s: float | None = None) -> None:
         self._sock = sock
         self._until = time.monotonic() + timeout_s
+        self._stall_s = stall_s
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # requests are small, and waited for
+
+    def renew(self, timeout_s: float) -> None:
+        """Bound what follows by `timeout_s`, counted from now."""
+        self._until = time.monotonic() + timeout_s
+
+    def shutdown(self) -> None:
+        """End the connection from another thread: whoever waits for it is told."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def ended(self) -> bool:
+        """Wait for the next frame; True if the other end has finished instead.
+
+        Raises:
+            OSError: the connection broke, or its time is up.
+        """
+        self._sock.settimeout(self._left())
+        return not self._sock.recv(1, socket.MSG_PEEK)
 
     def __enter__(self) -> Connection:
         return self
@@ -144,8 +176,8 @@ class Connection:
     def __exit__(self, *exc: object) -> None:
         self._sock.close()
 
-    def send_header(self, header: dict[str, Any]) -> None:
-        """Send a frame's header.
+    def send_header(self, header: dict[str, Any], body: memoryview | None = None) -> None:
+        """Send a frame's header, and the bytes that follow it.
 
         Raises:
             WireError: it is too long.
@@ -155,6 +187,8 @@ class Connection:
         if len(data) > HEADER_MAX:
             raise WireError(f"a header of {len(data)} bytes is too long: at most {HEADER_MAX}")
         self.send(memoryview(_PREFIX.pack(MAGIC, len(data)) + data))
+        if body is not None:
+            self.send(body)
 
     def receive_header(self, bytes_max: int = HEADER_MAX) -> dict[str, Any]:
         """Receive a frame's header of at most `bytes_max` bytes.
@@ -190,16 +224,39 @@ class Connection:
         """Fill `data` with what arrives; errors as for `receive_header`."""
         while data.nbytes:
             self._sock.settimeout(self._left())
-            count = self._sock.recv_into(data)
-            if count == 0:
-                raise ConnectionError("the connection ended early")
-            data = data[count:]
+            data = data[self._receive_some(data) :]
+
+    def receive_checked(self, views: Sequence[memoryview], moved: Callable[[int], None]) -> str:
+        """Fill `views` with what arrives, and hash it while it is still in the cache.
+
+        Args:
+            views: Filled one after the other.
+            moved: Told the number of bytes after every piece.
+
+        Returns:
+            The checksum of all of it.
+        """
+        digest = xxhash.xxh3_64()
+        for view in views:
+            while view.nbytes:
+                self._sock.settimeout(self._left())
+                count = self._receive_some(view[:SLICE_BYTES])
+                digest.update(view[:count])
+                moved(count)
+                view = view[count:]
+        return digest.hexdigest()
+
+    def _receive_some(self, data: memoryview) -> int:
+        count = self._sock.recv_into(data)
+        if count == 0:
+            raise ConnectionError("the connection ended early")
+        return count
 
     def _left(self) -> float:
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError("the time for this transfer is up")
-        return left
+        return left if self._stall_s is None else min(left, self._stall_s)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

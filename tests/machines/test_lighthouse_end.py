@@ -150,3 +150,18 @@ def test_after_the_end_no_activation_is_repeated() -> None:
     world.forget_sent()
     world.pass_s(3)
     assert not world.told("g1", m.Activate)
+
+
+def test_the_last_one_out_may_have_missed_the_stop_too() -> None:
+    """g0 has said that it finished and is gone; the stop for g1 goes into a stream that is broken already."""
+    world = World(groups=2)
+    first = world.start()
+    membership = world.newest
+    world.say("g0", m.Finished(first, 10))
+    world.cut("g0")
+    world.fail("g1", 10)
+    world.cut("g1")
+    world.forget_sent()
+    world.arrive("g1", known=membership)
+    (stop,) = world.told("g1", m.Stop)
+    assert stop.ok

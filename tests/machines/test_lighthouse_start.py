@@ -108,7 +108,6 @@ def test_the_start_window_counts_from_the_first_group_that_is_still_there() -> N
     assert world.is_asked("g1")
 
 
-@pytest.mark.xfail(strict=True, reason="JobMachine.disconnected overwrites why a group that was no member is gone")
 def test_the_end_of_its_stream_does_not_hide_why_a_group_died_while_it_waited() -> None:
     world = World(groups=2)
     world.arrive("g0")

@@ -241,6 +241,8 @@ class Behaviour:
         self._hooked = False
         if "fail-after-reduce" in self.words:
             self._wrap_reduce(self._fail_after)
+        if "late-vote" in self.words:
+            self._wrap_reduce(self._vote_late)
         if "transient-every" in self.words:
             self._wrap_reduce(self._transient)
         if "count-collectives" in self.words:
@@ -313,17 +315,29 @@ class Behaviour:
         step = reducer._step
         if self.words.get("fail-after-reduce") == step:
             del self.words["fail-after-reduce"]
-            if "await-g0" in self.words:
-                self._await_g0(step)
+            self._await_donor(step)
             self.trace("failed-after-reduce", step)
             raise GroupFailed("made to fail after it had succeeded")
 
-    def _await_g0(self, step: int) -> None:
-        """Returns once g0 has applied the step, so that it is a donor."""
-        trace = self.trace.path.parent / "trace-g0"
+    def _vote_late(self, reducer: Any) -> None:
+        """Holds the vote on a step that was reduced well until the group's manager has promised another epoch."""
+        if self.words.get("late-vote") != reducer._step:
+            return
+        del self.words["late-vote"]
+        epochs, until = self.manager._epochs, time.monotonic() + 10
+        while epochs._below <= self.manager._plan.epoch:
+            assert time.monotonic() < until, "no recovery began"
+            time.sleep(0.001)
+        self.trace("voted-late", reducer._step)
+
+    def _await_donor(self, step: int) -> None:
+        """Returns once the group that `await:N` names has applied the step, so that it is a donor."""
+        if "await" not in self.words:
+            return
+        trace = self.trace.path.parent / f"trace-g{self.words['await']}"
         until = time.monotonic() + 10
         while not any(json.loads(line)[0::2][:2] == ["applied", step] for line in trace.read_text().splitlines()):
-            assert time.monotonic() < until, "g0 does not apply the step"
+            assert time.monotonic() < until, "the donor does not apply the step"
             time.sleep(0.005)
 
     def _transient(self, reducer: Any) -> None:
@@ -331,8 +345,7 @@ class Behaviour:
         every = self.words["transient-every"]
         if step % every == min(2, every - 1) and step not in getattr(self, "failed", set()):
             self.failed = {*getattr(self, "failed", set()), step}
-            if "await-g0" in self.words:
-                self._await_g0(step)
+            self._await_donor(step)
             self.trace("transient", step)
             raise GroupFailed("a transient network error")
 
@@ -373,10 +386,11 @@ class Behaviour:
         log._descriptor = os.open("/dev/full", os.O_WRONLY)
 
     def _die_serving(self) -> None:
-        entries = self.manager._entries
+        """Dies when a peer asks for the newest entry, which nothing else reads."""
+        from lightkeeper.manager.reducer import Reducer
 
-        def provide(name: Any) -> Any:
-            self.trace("die-serving", name.step)
+        def entry(reducer: Any) -> Any:
+            self.trace("die-serving")
             os.kill(os.getpid(), signal.SIGKILL)
 
-        entries._server._provider = provide
+        Reducer.entry = entry  # type: ignore[method-assign]

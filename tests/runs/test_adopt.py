@@ -9,7 +9,7 @@ from lightkeeper.events.summary import lineage
 
 STEPS, AT = 10, 5
 ALL = {"g0", "g1", "g2"}
-MISSES = {"behave": f"fail-after-reduce:{AT} await-g0"}
+MISSES = {"behave": f"fail-after-reduce:{AT} await:0"}
 ALL_MISS = {"behave": f"fail-after-reduce:{AT}"}
 
 
@@ -41,6 +41,17 @@ def test_two_groups_miss_it_and_one_serves_both(job: Job) -> None:
     assert not facts.lost and all(e.bytes > 0 for e in adopted)
 
 
+def test_an_entry_in_its_own_buckets_is_adopted_without_a_transfer(job: Job) -> None:
+    """g0 has reduced the step well, but promised a recovery before it voted; g2 has committed it meanwhile."""
+    late, misses = {"behave": f"late-vote:{AT}"}, {"behave": f"fail-after-reduce:{AT} await:2"}
+    job.start_all(3, steps=STEPS, only={"g0": late, "g1": misses})
+    facts = job.finish()
+    assert facts.traces["g0"].all("voted-late") == [[AT]]
+    facts.check(STEPS, ALL)
+    assert facts.one(schema.Adopted, group="g0").bytes == 0 and facts.one(schema.Adopted, group="g1").bytes > 0
+    assert not facts.lost and lineage(facts.events).epoch_of[AT][0] == 1
+
+
 def test_all_miss_it_and_it_is_reduced_anew(job: Job) -> None:
     job.start_all(3, steps=STEPS, only=dict.fromkeys(sorted(ALL), ALL_MISS))
     facts = job.finish()
@@ -52,7 +63,7 @@ def test_all_miss_it_and_it_is_reduced_anew(job: Job) -> None:
 def test_the_donor_dies_serving_and_another_gives_the_entry(job: Job) -> None:
     job.start_all(3, steps=STEPS, only={"g0": {"behave": "die-serving"}, "g1": MISSES})
     facts = job.finish()
-    assert facts.traces["g0"].all("die-serving") == [[AT]]
+    assert facts.traces["g0"].all("die-serving") == [[]]
     facts.check(STEPS, {"g1", "g2"}, {"g0": -9})
     adopted = facts.one(schema.Adopted)
     assert (adopted.group, adopted.donor, adopted.step) == ("g1", "g2", AT) and adopted.bytes > 0
@@ -63,7 +74,7 @@ def test_the_only_donor_dies_and_the_step_is_done_anew(job: Job, gold) -> None:
     """Its entry dies with it, so it was never final; the one that is left has its own local sum and the orphans."""
     job.start_all(2, steps=STEPS, only={"g0": {"behave": "die-serving"}, "g1": MISSES})
     facts = job.finish()
-    assert facts.traces["g0"].all("die-serving") == [[AT]]
+    assert facts.traces["g0"].all("die-serving") == [[]]
     facts.check(STEPS, {"g1"}, {"g0": -9})
     assert not facts.all(schema.Adopted)
     assert sorted(facts.commits("g1")[AT].microbatches) == list(range(6))

@@ -189,6 +189,15 @@ def test_lease_s(job: Job) -> None:
     assert 0.3 <= after[0.5] < 2.0 and 2.7 <= after[3.0] < 5.0, after
 
 
+def test_a_short_lease_evicts_nobody_who_beats(job: Job) -> None:
+    """The managers beat as often as the lighthouse says, a tenth of the lease, however short that is."""
+    job.start_lighthouse("--lease-s", "0.15")
+    job.start_all(2, steps=3, only={"g1": {"delay": 0.3}})
+    facts = job.finish()
+    facts.check(3, {"g0", "g1"})
+    assert not facts.lost
+
+
 def test_bind_log_run_folder_and_token_of_the_lighthouse(job: Job) -> None:
     address = job.start_lighthouse()
     assert (job.folder / "log" / "lighthouse.log").read_text().count('"kind": "term"') == 1

@@ -26,7 +26,7 @@ def test_14_release_from_a_reduce_is_bound_by_the_lease_not_by_its_time_out(job:
 def test_18_a_transient_error_now_and_then_evicts_nobody(job: Job, gold) -> None:
     """Second half, scaled: one failed reduce every five steps for fifty steps, always of the same group."""
     steps = 50
-    job.start_all(3, steps=steps, only={"g1": {"behave": "transient-every:5"}})
+    job.start_all(3, steps=steps, delay=0.02, only={"g1": {"behave": "transient-every:5", "delay": 0.02}})
     facts = job.finish()
     facts.check(steps, set(names(3)))
     times = len(facts.traces["g1"].all("transient"))
@@ -39,7 +39,7 @@ def test_18_a_transient_error_now_and_then_evicts_nobody(job: Job, gold) -> None
 def test_18_commits_between_failures_count_even_if_no_beat_shows_them(job: Job) -> None:
     """A failure in every step, faster than the beats: each epoch commits one step, so nobody is condemned."""
     steps = 10
-    job.start_all(3, steps=steps, only={"g1": {"behave": "transient-every:1 await-g0"}})
+    job.start_all(3, steps=steps, only={"g1": {"behave": "transient-every:1 await:0"}})
     facts = job.finish()
     facts.check(steps, set(names(3)))
     assert len(facts.traces["g1"].all("transient")) == steps and not facts.lost

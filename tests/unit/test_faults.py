@@ -47,9 +47,6 @@ def test_anything_else_is_refused_with_what_is_expected(text: str) -> None:
     assert "kill-tree" in line and "closing" in line
 
 
-@pytest.mark.xfail(
-    strict=True, reason="parse_faults: isdigit takes digits that int does not, and an empty group is never hit"
-)
 @pytest.mark.parametrize("text", ["kill:g0:reduce:²", "kill::reduce:3"])
 def test_what_could_never_strike_is_refused(text: str) -> None:
     with pytest.raises(UsageError):

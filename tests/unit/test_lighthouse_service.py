@@ -275,10 +275,6 @@ def test_a_restart_on_the_same_log_knows_the_job(tmp_path: Path) -> None:
     scene(go)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="LighthouseService._read swallows the LogError, and the next tick repeats an activation that is not logged",
-)
 def test_what_is_not_on_disk_is_never_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         async with serving() as served, Speaker(served.address) as speaker:
@@ -336,6 +332,15 @@ def test_a_port_in_use_gives_one_line() -> None:
         str(raised.value)
         == f"cannot listen on {bind}: the port is in use or the address is not ours; give another --bind"
     )
+
+
+def test_two_lighthouses_do_not_share_a_port_silently() -> None:
+    async def go() -> None:
+        async with serving() as served:
+            with pytest.raises(UsageError, match=f"cannot listen on {served.address}: the port is in use"):
+                await asyncio.to_thread(run, Options(served.address, TOKEN))
+
+    scene(go)
 
 
 def test_an_address_that_is_not_ours_gives_one_line() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc.aio
-import pytest
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.log import LighthouseLog
@@ -169,9 +168,6 @@ def test_flush_without_a_stream_returns_at_once() -> None:
     scene(go)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=asyncio.QueueFull, reason="LighthouseLink.flush puts into an outbox that may be full"
-)
 def test_flush_to_a_lighthouse_that_reads_nothing_is_bounded() -> None:
     """The address takes the connection and never answers: the outbox fills up with beats."""
 

@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 
+from lightkeeper.manager import processes
 from lightkeeper.manager.processes import die_with_parent, is_stopped, kill_tree, watch_exit
 
 BOUND_S = 20.0
@@ -77,6 +78,28 @@ def test_how_our_own_child_ended_also_before_it_is_reaped() -> None:
         assert asyncio.run(exit_of(child.pid, child.kill)) == -signal.SIGKILL
     finally:
         child.wait()
+
+
+@pytest.mark.skipif(not TELLS_EXIT, reason="as above")
+def test_how_it_ended_is_known_also_if_its_parent_reaps_it_while_we_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells it from the reaping on, /proc until the reaping: asked in this order, neither may know."""
+    child = subprocess.Popen(["sleep", "60"])
+    descriptor = os.pidfd_open(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    real = processes.fcntl.ioctl
+
+    def reaped_just_after(*given):
+        try:
+            return real(*given)
+        finally:
+            child.wait()
+
+    monkeypatch.setattr(processes.fcntl, "ioctl", reaped_just_after)
+    try:
+        assert processes.exit_code(child.pid, descriptor) == -signal.SIGKILL
+    finally:
+        os.close(descriptor)
 
 
 def test_watching_a_process_that_is_gone_says_so() -> None:

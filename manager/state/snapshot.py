@@ -1,0 +1,378 @@
+"""Copies the state aside while training goes on.
+
+The training thread names a step boundary with `begin`: there it reads everything that is not a large tensor
+(scalars, every user's `state_dict()`), and takes references to the tensors. Their bytes are copied by a thread
+while the next forward and backward run, into memory that was allocated and touched beforehand. Shared state
+changes only in the apply phase, so the training thread calls `Copy.wait` before it: only if the copy is slower
+than the compute does training stand. That nothing changed meanwhile is checked by the tensors' version counters.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from lightkeeper.lighthouse.names import Entry
+from lightkeeper.manager.fingerprint import raw_bytes
+from lightkeeper.manager.state.codec import DTYPES
+from lightkeeper.manager.state.layout import RANGE_BYTES, Layout, TensorHeader, layout_of
+from lightkeeper.manager.state.registry import UNNAMED, StateRegistry, leaves_in
+from lightkeeper.manager.state.segments import is_direct
+from lightkeeper.manager.state.tree import Leaf
+
+SNAPSHOT_BYTES_MAX = 64 << 30
+_BOUNDARY_BYTES_MAX = 1 << 20  # of one tensor of a user's object, to be copied on the training thread
+_SLICE_BYTES = 16 << 20  # copied at one go
+
+
+class SnapshotFailed(RuntimeError):
+    """There is no such snapshot, or there cannot be one; one line says why."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A tensor to copy, its version at the boundary, and where its bytes go."""
+
+    leaf: Leaf
+    header: TensorHeader
+    version: int
+
+
+class Snapshot:
+    """A whole state under its name; its bytes do not change until it is released and nobody reads it.
+
+    Attributes:
+        name: The entry that was applied last.
+        layout: Where every byte is.
+        seconds: How long the copy took.
+    """
+
+    def __init__(self, layout: Layout, data: torch.Tensor, seconds: float, freed: Callable[[torch.Tensor], None]):
+        self.name = layout.name
+        self.layout = layout
+        self.seconds = seconds
+        self._data = data
+        self._bytes = raw_bytes(data[: layout.nbytes]).toreadonly()
+        self._freed = freed
+        self._lock = threading.Lock()
+        self._checksums: list[str | None] = [None] * layout.ranges
+        self._fingerprint: str | None = None
+        self._readers = 0
+        self._released = False
+
+    def range(self, index: int) -> memoryview:
+        """The bytes of a range, read-only; to be used inside `reading`."""
+        start, end = self.layout.bounds(index)
+        return self._bytes[start:end]
+
+    def checksum(self, index: int) -> str:
+        """xxh3_64 of a range, 16 hexadecimal digits; computed when it is asked for first."""
+        found = self._checksums[index]
+        if found is None:
+            found = self._checksums[index] = xxhash.xxh3_64_hexdigest(self.range(index))
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the whole state; computes the checksums that nobody has asked for yet."""
+        if self._fingerprint is None:
+            self._fingerprint = self.layout.fingerprint(self.checksum(i) for i in range(self.layout.ranges))
+        return self._fingerprint
+
+    @contextmanager
+    def reading(self) -> Iterator[Snapshot]:
+        """Keeps the memory from being used anew.
+
+        Raises:
+            SnapshotFailed: it was released.
+        """
+        with self._lock:
+            if self._released:
+                raise SnapshotFailed(f"the snapshot of {self.name} is no longer held")
+            self._readers += 1
+        try:
+            yield self
+        finally:
+            with self._lock:
+                self._readers -= 1
+            self._free_if_unused()
+
+    def release(self) -> None:
+        """Nobody may start to read it any more; its memory is used anew as soon as those who do have ended."""
+        with self._lock:
+            if self._released:
+                return
+            self._released = True
+        self._free_if_unused()
+
+    @property
+    def released(self) -> bool:
+        """Whether `release` was called."""
+        return self._released
+
+    def _free_if_unused(self) -> None:
+        with self._lock:
+            if not self._released or self._readers or self._freed is _ignore:
+                return
+            freed, self._freed = self._freed, _ignore
+        freed(self._data)
+
+
+class Copy:
+    """A snapshot that is being made."""
+
+    def __init__(self, name: Entry) -> None:
+        self.name = name
+        self._done = threading.Event()
+        self._snapshot: Snapshot | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the state may change again."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> Snapshot:
+        """Wait until everything is copied; the training thread must, before it changes the state.
+
+        Raises:
+            SnapshotFailed: it could not be copied; the state is untouched.
+            TimeoutError: the time is up; the state must not change yet.
+        """
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(f"the snapshot of {self.name} is not copied after {timeout_s} s")
+        if self._snapshot is None:
+            raise SnapshotFailed(f"no snapshot of {self.name}: {self._error}") from self._error
+        return self._snapshot
+
+    def _end(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
+        self._snapshot, self._error = snapshot, error
+        self._done.set()
+
+
+class Snapshotter:
+    """Makes snapshots of a registry's state and holds them until they are released.
+
+    Args:
+        registry: What is copied.
+        bytes_max: Bound on the memory of all snapshots together.
+        range_bytes: Size of a range, a multiple of 64; alike in all groups.
+    """
+
+    def __init__(
+        self, registry: StateRegistry, bytes_max: int = SNAPSHOT_BYTES_MAX, range_bytes: int = RANGE_BYTES
+    ) -> None:
+        self._registry = registry
+        self._bytes_max = bytes_max
+        self._range_bytes = range_bytes
+        self._changed = threading.Condition()
+        self._copies: dict[Entry, Copy] = {}  # newest last
+        self._free: list[torch.Tensor] = []
+        self._allocated = 0
+        self._pinned = False
+
+    def prepare(self) -> int:
+        """Allocate and touch the memory for one snapshot of the state as it is now (so after the first step).
+
+        Returns:
+            Its size in bytes.
+
+        Raises:
+            SnapshotFailed: it is beyond the bound.
+        """
+        captured = self._registry.capture()
+        self._pinned = any(leaf.tensor.is_cuda for leaf in leaves_in(captured))
+        nbytes = layout_of(UNNAMED, captured, self._range_bytes).nbytes
+        self._give_back(self._take(nbytes))
+        return nbytes
+
+    def begin(self, name: Entry) -> Copy:
+        """Start a snapshot; on the training thread, at a step boundary.
+
+        Args:
+            name: The entry that was applied last.
+
+        Returns:
+            The copy under way; of a state of this name that is held already, the one that there is.
+
+        Raises:
+            SnapshotFailed: its memory would go beyond the bound while others are held.
+            StateRefused: something that cannot be copied exactly came into the state.
+        """
+        with self._changed:
+            if (known := self._known(name)) is not None:
+                return known
+        captured = self._registry.capture()
+        layout = layout_of(name, captured, self._range_bytes)
+        leaves = leaves_in(captured)
+        self._pinned = self._pinned or any(leaf.tensor.is_cuda for leaf in leaves)
+        data = self._take(layout.nbytes)
+        sources = [
+            _Source(leaf, header, _version(leaf.tensor)) for leaf, header in zip(leaves, layout.tensors, strict=True)
+        ]
+        from_users = {id(leaf) for one in captured.values() if one.kind == "object" for leaf in one.leaves}
+        now = [s for s in sources if id(s.leaf) in from_users and s.header.nbytes <= _BOUNDARY_BYTES_MAX]
+        for source in now:
+            _copy(source, data)
+        done = {id(source) for source in now}
+        copy = Copy(name)
+        with self._changed:
+            self._copies[name] = copy
+        event = torch.cuda.current_stream().record_event() if _on_cuda(sources) else None
+        later = [source for source in sources if id(source) not in done]
+        threading.Thread(
+            target=self._run, args=(copy, layout, data, later, event), name=f"snapshot of {name}", daemon=True
+        ).start()
+        return copy
+
+    @contextmanager
+    def serving(self, name: Entry | None, timeout_s: float) -> Iterator[Snapshot]:
+        """The snapshot of this name, or the newest; waits for one that is being copied.
+
+        Raises:
+            SnapshotFailed: it is not held, could not be copied, or is not ready in time.
+        """
+        until = time.monotonic() + timeout_s
+        with self._changed:
+            copy = self._known(name)
+        if copy is None:
+            raise SnapshotFailed(f"no snapshot of {name} is held here" if name else "no snapshot is held here")
+        try:
+            snapshot = copy.wait(max(0.0, until - time.monotonic()))
+        except TimeoutError as e:
+            raise SnapshotFailed(str(e)) from e
+        with snapshot.reading():
+            yield snapshot
+
+    def release(self, name: Entry | None = None) -> None:
+        """Release the snapshot of this name, or all; one that is being copied is waited for."""
+        with self._changed:
+            names = list(self._copies) if name is None else [name]
+            copies = [self._copies.pop(n) for n in names if n in self._copies]
+        for copy in copies:
+            try:
+                copy.wait().release()
+            except SnapshotFailed:
+                pass
+
+    def _known(self, name: Entry | None) -> Copy | None:
+        for n in [n for n, c in self._copies.items() if c.done and (c._snapshot is None or c._snapshot.released)]:
+            del self._copies[n]
+        if name is None:
+            return next(reversed(self._copies.values()), None)
+        return self._copies.get(name)
+
+    def _run(self, copy: Copy, layout: Layout, data: torch.Tensor, sources: Sequence[_Source], event: Any) -> None:
+        start = time.monotonic()
+        try:
+            if event is None:
+                for source in sources:
+                    _copy(source, data)
+            else:
+                _copy_from_device(sources, data, event)
+            _check_unchanged(sources)
+        except BaseException as e:
+            self._give_back(data)
+            copy._end(None, e)
+            return
+        copy._end(Snapshot(layout, data, time.monotonic() - start, self._give_back), None)
+
+    def _take(self, nbytes: int) -> torch.Tensor:
+        """Free memory of at least so many bytes; made anew, and then slow to write first, if there is none."""
+        with self._changed:
+            fitting = [data for data in self._free if data.numel() >= nbytes]
+            if fitting:
+                best = min(fitting, key=torch.Tensor.numel)
+                self._free = [data for data in self._free if data is not best]
+                return best
+            self._allocated -= sum(data.numel() for data in self._free)
+            self._free = []
+            if self._allocated + nbytes > self._bytes_max:
+                raise SnapshotFailed(
+                    f"a snapshot of {nbytes} bytes beside {self._allocated} that are held goes beyond the bound of "
+                    f"{self._bytes_max} bytes"
+                )
+            self._allocated += nbytes
+        try:
+            data = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
+            return data.zero_()  # touched; and what lies between the tensors stays zero
+        except BaseException:
+            with self._changed:
+                self._allocated -= nbytes
+            raise
+
+    def _give_back(self, data: torch.Tensor) -> None:
+        with self._changed:
+            self._free.append(data)
+
+
+def _ignore(data: torch.Tensor) -> None:
+    del data
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _on_cuda(sources: Sequence[_Source]) -> bool:
+    return any(source.leaf.tensor.is_cuda for source in sources)
+
+
+def _target(source: _Source, data: torch.Tensor) -> torch.Tensor:
+    header = source.header
+    flat = data[header.offset : header.offset + header.nbytes]
+    return flat.view(DTYPES[header.dtype]).view(header.shape)
+
+
+def _copy(source: _Source, data: torch.Tensor) -> None:
+    """Copy one tensor's bytes; on one core, without the interpreter lock."""
+    header, tensor = source.header, source.leaf.tensor
+    _clear_gap(header, data)
+    if not header.nbytes:
+        return
+    if not is_direct(tensor):
+        _target(source, data).copy_(tensor)
+        return
+    to = np.frombuffer(raw_bytes(data[header.offset : header.offset + header.nbytes]), dtype=np.uint8)
+    of = np.frombuffer(raw_bytes(tensor), dtype=np.uint8)
+    for start in range(0, header.nbytes, _SLICE_BYTES):
+        np.copyto(to[start : start + _SLICE_BYTES], of[start : start + _SLICE_BYTES])
+
+
+def _clear_gap(header: TensorHeader, data: torch.Tensor) -> None:
+    """Zero what lies between this tensor and the next: another layout may have written there before."""
+    end = header.offset + header.nbytes
+    if end % 64:
+        data[end : -(-end // 64) * 64].zero_()
+
+
+def _copy_from_device(sources: Sequence[_Source], data: torch.Tensor, event: Any) -> None:
+    """Copy on a stream of its own, which starts when the device has reached the boundary."""
+    side = torch.cuda.Stream()
+    side.wait_event(event)
+    with torch.cuda.stream(side):
+        for source in sources:
+            if not source.leaf.tensor.is_cuda:
+                _copy(source, data)
+                continue
+            _clear_gap(source.header, data)
+            if source.header.nbytes:
+                _target(source, data).copy_(source.leaf.tensor, non_blocking=True)
+    side.synchronize()
+
+
+def _check_unchanged(sources: Sequence[_Source]) -> None:
+    for source in sources:
+        if _version(source.leaf.tensor) != source.version:
+            raise SnapshotFailed(
+                f"{source.leaf.path} changed while it was copied: state that the forward pass changes differs between "
+                "groups; exclude it, or register it with scope='group'"
+            )
