@@ -22,9 +22,7 @@ def line(event: Event) -> str:
 
 def _fields(event: Event) -> list[str]:
     if isinstance(event, Unknown):
-        return [
-            f"{name}={_text(value)}" for name, value in event.raw.items() if name not in (*_HEADER, "kind")
-        ]
+        return [f"{name}={_text(value)}" for name, value in event.raw.items() if name not in (*_HEADER, "kind")]
     shown = []
     for field in msgspec.structs.fields(type(event)):
         value = getattr(event, field.name)

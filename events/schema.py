@@ -216,6 +216,45 @@ class Adopted(Event, frozen=True, kw_only=True):
     rank: int = 0
 
 
+class Healing(Event, frozen=True, kw_only=True):
+    """A joiner was told to fetch the state as of the boundary before `step`; `attempt` counts from 1."""
+
+    step: int
+    attempt: int = 1
+
+
+class HealFailed(Event, frozen=True, kw_only=True):
+    """A joiner cannot go on from what it has; it is given another boundary."""
+
+    reason: str
+
+
+class Copied(Event, frozen=True, kw_only=True):
+    """A member copies its state for a joiner; `pause_s` is what that cost its training thread at the boundary."""
+
+    step: int
+    pause_s: float
+    rank: int = 0
+
+
+class Healed(Event, frozen=True, kw_only=True):
+    """A joiner has the state as of the boundary before `step`, verified."""
+
+    step: int
+    bytes: int
+    seconds: float
+    donors: int = 0
+    fingerprint: str = ""
+    rank: int = 0
+
+
+class Rejoined(Event, frozen=True, kw_only=True):
+    """The joiner's group is a member from `step` on."""
+
+    step: int
+    rank: int = 0
+
+
 class Recovered(Event, frozen=True, kw_only=True):
     """A rank has committed a step that an earlier epoch failed at.
 
@@ -318,7 +357,7 @@ class Unknown(Event, frozen=True, kw_only=True):
 KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
-    Committed, Adopted, Recovered,
+    Committed, Adopted, Recovered, Healing, HealFailed, Copied, Healed, Rejoined,
     FaultInjected, GroupLost, ReduceFailed, Fenced, UserError, Unauthorised, EventsDropped,
 )  # fmt: skip
 

@@ -191,9 +191,7 @@ def _members_at(events: Sequence[Event]) -> Callable[[int], set[str]]:
 def fault_fired(events: Sequence[Event], fault: str | None = None) -> Finding:
     """A fault was injected (of this name, if one is given)."""
     found = [event for event in pick(events, FaultInjected) if fault is None or event.fault == fault]
-    return Finding(
-        bool(found), "" if found else f"no fault {fault or ''} was injected".replace("  ", " "), len(found)
-    )
+    return Finding(bool(found), "" if found else f"no fault {fault or ''} was injected".replace("  ", " "), len(found))
 
 
 def detected_after(events: Sequence[Event], fault: FaultInjected | None = None) -> Finding:
@@ -218,9 +216,7 @@ def blamed(events: Sequence[Event]) -> Finding:
     """Only groups that were hit by a fault were reported lost or fenced."""
     hit = {fault.group for fault in pick(events, FaultInjected)}
     wrong = sorted({lost.group for lost in pick(events, GroupLost)} - hit)
-    return Finding(
-        not wrong, f"reported lost without a fault: {', '.join(wrong)}" if wrong else "", len(wrong)
-    )
+    return Finding(not wrong, f"reported lost without a fault: {', '.join(wrong)}" if wrong else "", len(wrong))
 
 
 def stalls(events: Sequence[Event], fault: FaultInjected | None = None) -> list[Stall]:
@@ -300,9 +296,7 @@ def fingerprints_equal(events: Sequence[Event]) -> Finding:
     line = lineage(events)
     if line.last_step < 0:
         return Finding(False, "no step was committed")
-    seen: dict[tuple[int, int], dict[str, str]] = defaultdict(
-        dict
-    )  # (steps done, rank) -> group -> fingerprint
+    seen: dict[tuple[int, int], dict[str, str]] = defaultdict(dict)  # (steps done, rank) -> group -> fingerprint
     for commits in line.commits.values():
         for commit in commits:
             if commit.fingerprint:
@@ -317,9 +311,7 @@ def fingerprints_equal(events: Sequence[Event]) -> Finding:
     compared = sum(len(by_group) for by_group in seen.values())
     for (steps, rank), by_group in sorted(seen.items()):
         if len(set(by_group.values())) > 1:
-            return Finding(
-                False, f"after {steps} steps, rank {rank}: fingerprints differ: {by_group}", compared
-            )
+            return Finding(False, f"after {steps} steps, rank {rank}: fingerprints differ: {by_group}", compared)
     if differing:
         return Finding(False, differing, compared)
     told = {group for (steps, _), by_group in seen.items() if steps > line.last_step for group in by_group}

@@ -76,9 +76,7 @@ class EventLog:
             (self.folder / "events").mkdir(parents=True, exist_ok=True)
             self._open()
         except OSError as error:
-            raise RunFolderError(
-                f"cannot write the run folder {self.folder}: {error.strerror or error}"
-            ) from None
+            raise RunFolderError(f"cannot write the run folder {self.folder}: {error.strerror or error}") from None
 
     @property
     def path(self) -> Path:

@@ -240,6 +240,7 @@ class Changes(Joins):
         actions: list[Action] = []
         for group in self.groups.values():
             waits = group.failed is not None or not self.stopped.ok or self.recovery is not None or self.told_to_stop
+            waits = waits or self._member(group.name) is None  # a joiner
             if group.in_touch and waits and not group.told_to_stop:
                 actions += self._send(group, self.stopped)
                 group.told_to_stop = True  # it has heard it when its stream ends and it does not return

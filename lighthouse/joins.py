@@ -42,7 +42,12 @@ class Joins(Job):
         for group in asking:
             group.healing = self.copied
             group.tries += 1
-            fields = {"group": group.name, "incarnation": group.incarnation, "step": self.copied, "attempt": group.tries}
+            fields = {
+                "group": group.name,
+                "incarnation": group.incarnation,
+                "step": self.copied,
+                "attempt": group.tries,
+            }
             actions += [Note("healing", fields), *_send(group, m.Heal(self.copied, donors))]
         return actions
 

@@ -35,6 +35,12 @@ class Pushes(Protocol):
     def build(self, plan: local.Plan) -> None:
         """Build this epoch's group in the background."""
 
+    def touch(self) -> None:
+        """A copy of the state will be wanted at a boundary ahead."""
+
+    def release(self) -> None:
+        """Nobody needs the copy and the kept entries any more."""
+
 
 class ManagerClient:
     """Connects to the group's manager and registers this rank.
@@ -79,6 +85,10 @@ class ManagerClient:
         The wait is bounded by the manager, which gives up after the outage budget, and by its death.
         """
         self.send(message)
+        return self.next_answer()
+
+    def next_answer(self) -> local.Answer:
+        """The answer proper, after one that asked for something first."""
         return self._answers.get()
 
     def send(self, message: local.FromRank) -> None:
@@ -166,6 +176,10 @@ class ManagerClient:
             self._pushes.abort(message.below, message.reason)
         elif isinstance(message, local.Build):
             self._pushes.build(message.plan)
+        elif isinstance(message, local.Touch):
+            self._pushes.touch()
+        elif isinstance(message, local.Release):
+            self._pushes.release()
         elif isinstance(message, local.Say):
             print(f"lightkeeper: {message.line}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,5 @@
-"""The newest committed entry of this rank, held for a peer that missed it; and fetching one."""
+"""What this rank holds for its peers: the newest entry for one that missed it; a copy of the state, and the entries
+after it, for one that joins."""
 
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ import torch
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
 from lightkeeper.manager import local
 from lightkeeper.manager.groups import Note
+from lightkeeper.manager.history import EntryHistory
 from lightkeeper.manager.reducer import EntryGone, Outcome, Reducer
+from lightkeeper.manager.state.registry import UNNAMED, StateRegistry
+from lightkeeper.manager.state.snapshot import Copy, SnapshotFailed, Snapshotter
 from lightkeeper.manager.transfer.client import fetch_entry
-from lightkeeper.manager.transfer.server import EntryServer, Refused
+from lightkeeper.manager.transfer.provider import HealProvider
+from lightkeeper.manager.transfer.server import Refused, TransferServer
 
 
 class EntryHolder:
@@ -23,26 +28,78 @@ class EntryHolder:
         token: the job's token.
         host: address at which peers reach this node.
         timeout_s: bound on one transfer, and on a peer's wait for an entry that is being committed here.
-        refused: told one line about every connection that was turned away.
+        note: told one line about every connection that was turned away, and about copies that failed.
+        registry: what a copy of the state holds.
+        history_bytes: bound on the entries kept for joiners.
     """
 
-    def __init__(self, token: str, host: str, timeout_s: float, refused: Note) -> None:
-        self._token, self._timeout_s = token, timeout_s
+    def __init__(
+        self, token: str, host: str, timeout_s: float, note: Note, registry: StateRegistry, history_bytes: int
+    ) -> None:
+        self._token, self._timeout_s, self._note = token, timeout_s, note
+        self._snapshotter = Snapshotter(registry)
+        self._history = EntryHistory(history_bytes)
+        self._copy: Copy | None = None
+        self._keeps = False
         self._held = threading.Condition()
         self._name: Entry | None = None
         self._reducer: Reducer | None = None
-        self._server = EntryServer(token, self._provide, refused, host=host, timeout_s=timeout_s)
+        provider = HealProvider(self._snapshotter, self._history, self._provide, copy_timeout_s=timeout_s)
+        self._server = TransferServer(token, provider, note, host=host, timeout_s=timeout_s)
         self.address = self._server.address
 
     def serve(self, reducer: Reducer) -> None:
         """Serves this reducer's entries from now on."""
         self._reducer = reducer
 
+    @property
+    def newest(self) -> Entry:
+        """Name of the newest entry in this rank's state."""
+        return self._name or UNNAMED
+
     def committed(self, name: Entry) -> None:
-        """The reducer's newest committed entry has this name."""
+        """The reducer's newest committed entry has this name; it is kept as well, if somebody joins."""
         with self._held:
-            self._name = name
+            predecessor, self._name = self.newest, name
             self._held.notify_all()
+        if self._keeps and self._reducer is not None:
+            self._history.keep(name, predecessor, self._reducer.entry())
+
+    def healed(self, name: Entry) -> None:
+        """The state was replaced by one whose newest entry has this name."""
+        with self._held:
+            self._name = None if name == UNNAMED else name
+
+    # ------------------------------------------------------------ for joiners
+
+    def touch(self) -> None:
+        """Memory for a copy is allocated and touched, in the background: one is wanted at a boundary ahead."""
+        threading.Thread(target=self._touch, name="touch", daemon=True).start()
+
+    def copy(self) -> bool:
+        """Begins to copy the state, at a step boundary; what is committed from here on is kept too."""
+        try:
+            self._copy = self._snapshotter.begin(self.newest)
+        except SnapshotFailed as error:
+            self._note(f"no copy for a joiner: {error}")
+            return False
+        self._keeps = True
+        return True
+
+    def settle(self) -> None:
+        """Waits until the copy under way is made: the state is about to change."""
+        copy, self._copy = self._copy, None
+        if copy is None:
+            return
+        try:
+            copy.wait()
+        except SnapshotFailed as error:
+            self._note(f"no copy for a joiner: {error}")
+
+    def release(self) -> None:
+        """Nobody joins any more."""
+        self._keeps = False
+        threading.Thread(target=self._release, name="release", daemon=True).start()
 
     def fetch(self, adopt: local.Adopt, reducer: Reducer) -> Outcome:
         """Reads a peer's entry into the reducer's buffers.
@@ -55,7 +112,18 @@ class EntryHolder:
 
     def close(self) -> None:
         """Stops listening."""
+        self._history.stop()
         self._server.close()
+
+    def _touch(self) -> None:
+        try:
+            self._snapshotter.prepare()
+        except SnapshotFailed as error:
+            self._note(f"no memory for a joiner's copy: {error}")
+
+    def _release(self) -> None:
+        self._snapshotter.release()
+        self._history.clear()
 
     @contextmanager
     def _provide(self, name: Entry) -> Iterator[Sequence[torch.Tensor]]:

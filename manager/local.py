@@ -211,6 +211,10 @@ class Build(Message, frozen=True, kw_only=True):
     plan: Plan
 
 
+class Touch(Message, frozen=True, kw_only=True):
+    """A copy of the state will be wanted at a boundary ahead: its memory is to be there by then."""
+
+
 class Release(Message, frozen=True, kw_only=True):
     """Nobody needs the copy and the kept entries any more."""
 
@@ -229,7 +233,7 @@ class Say(Message, frozen=True, kw_only=True):
     line: str
 
 
-ToRank = Answer | Registered | Abort | Build | Release | Key | Say
+ToRank = Answer | Registered | Abort | Build | Touch | Release | Key | Say
 
 _encoder = msgspec.msgpack.Encoder()
 from_rank = msgspec.msgpack.Decoder(FromRank)

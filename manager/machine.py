@@ -215,6 +215,8 @@ class GroupMachine:
             self.copy_at = None
             return [ToRanks(local.Release())]
         self.copy_at = copy.step
+        if copy.step > self.step:
+            return [ToRanks(local.Touch())]
         if copy.step != self.step or set(self.waiting) != set(range(self.settings.ranks)):
             return []
         self.copy_at = None

@@ -15,6 +15,7 @@ from lightkeeper.manager.settings import Settings
 if TYPE_CHECKING:
     from lightkeeper.manager.reducer import Outcome
     from lightkeeper.manager.step import Step
+    from lightkeeper.manager.transfer.joiner import Fetched
 
 
 class StepRecord:
@@ -127,6 +128,29 @@ class StepRecord:
         )
         self._ended_s = self._committed_s
 
+    # ------------------------------------------------------------ joiners
+
+    def copied(self, step: int, pause_s: float) -> None:
+        """The state was copied for a joiner, at the boundary before this step."""
+        self.write(schema.Copied(step=step, pause_s=pause_s, rank=self.rank))
+
+    def healed(self, fetched: Fetched) -> None:
+        """The members' state was fetched."""
+        self.write(
+            schema.Healed(
+                step=fetched.name.step + 1,
+                bytes=fetched.nbytes,
+                seconds=fetched.seconds,
+                rank=self.rank,
+                donors=len(fetched.by_donor),
+                fingerprint=fetched.fingerprint,
+            )  # fmt: skip
+        )
+
+    def rejoined(self, step: int) -> None:
+        """This rank's group is a member from this step on."""
+        self.write(schema.Rejoined(step=step, rank=self.rank))
+
     # ------------------------------------------------------------ the rest
 
     def overlap(self, note: str) -> None:
@@ -140,7 +164,8 @@ class StepRecord:
 
     def turned_away(self, line: str) -> None:
         """The transfer server refused a connection."""
-        self.write(schema.Unauthorised(peer="a transfer connection", what=line))
+        if "was refused" in line:
+            self.write(schema.Unauthorised(peer="a transfer connection", what=line))
         print(f"lightkeeper: {line}", file=sys.stderr, flush=True)
 
     def left(self, reason: str) -> None:

@@ -35,6 +35,7 @@ class Settings:
         outage_budget_s: how long anything is waited for before the group gives up, in seconds.
         host: address at which peers reach this node; empty takes the interface that routes to the lighthouse.
         bucket_mb: size of a gradient bucket, in MiB.
+        history_mb: bound on the entries kept while a group joins, in MiB; beyond it the joiner starts over.
         fingerprint_every: the state's fingerprint is written to the event log after every so many steps; 0 never.
     """
 
@@ -50,6 +51,7 @@ class Settings:
     outage_budget_s: float = 60.0
     host: str = ""
     bucket_mb: float = 16.0
+    history_mb: float = 4096.0
     fingerprint_every: int = 0
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class Settings:
             raise UsageError(f"outage_budget_s {self.outage_budget_s}: give 1 to 86400 seconds")
         if not 0.001 <= self.bucket_mb <= 1024:
             raise UsageError(f"bucket_mb {self.bucket_mb}: give 0.001 to 1024 MiB")
+        if not 0 <= self.history_mb <= 1 << 20:
+            raise UsageError(f"history_mb {self.history_mb}: give 0 to {1 << 20} MiB")
         if not math.isfinite(self.start_window_s):
             raise UsageError(f"start_window_s {self.start_window_s}: give a number of seconds")
         if self.start_window_s < 0 or self.fingerprint_every < 0:

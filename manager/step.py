@@ -30,8 +30,10 @@ class Step:
         lead: True in one live group only (the lowest slot): log, evaluate and save under it.
     """
 
-    def __init__(self, manager: Manager, index: int, total: int, share: tuple[int, ...], lead: bool) -> None:
-        self.index, self.total, self.live, self.lead = index, total, True, lead
+    def __init__(
+        self, manager: Manager, index: int, total: int, share: tuple[int, ...], lead: bool, live: bool = True
+    ) -> None:
+        self.index, self.total, self.live, self.lead = index, total, live, lead
         self._manager = manager
         self._open: tuple[int, ...] = share
         self._reduced: Mapping[str, torch.Tensor] | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,11 +21,13 @@ from lightkeeper.manager.extras import ExtrasLayout
 from lightkeeper.manager.faults import VARIABLE, Injector, parse_faults
 from lightkeeper.manager.fingerprint import Modules, Optimizers, fingerprint, signature
 from lightkeeper.manager.groups import EpochGroup, GroupFailed
+from lightkeeper.manager.joining import WAIT_S, Joiner
 from lightkeeper.manager.progress import ProgressPage
 from lightkeeper.manager.record import StepRecord
 from lightkeeper.manager.reducer import NotTraining, Outcome, Reducer
 from lightkeeper.manager.settings import Settings, read_settings
 from lightkeeper.manager.spawn import find_or_start_manager
+from lightkeeper.manager.state.registry import UNNAMED, StateRegistry
 from lightkeeper.manager.step import LoopError, Step
 from lightkeeper.manager.transfer.client import TransferFailed
 from lightkeeper.manager.usererrors import report_exceptions
@@ -78,7 +81,13 @@ class Manager:
         self._manager = find_or_start_manager(self.settings, self.rank)
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
         host = self.settings.host or own_address_towards([self.settings.lighthouse])
-        self._entries = EntryHolder(self.settings.token, host, self.settings.form_timeout_s, self._turned_away)
+        self._registry = StateRegistry()
+        _register(self._registry, "model", model)
+        _register(self._registry, "optimizer", optimizer)
+        token, form_timeout_s = self.settings.token, self.settings.form_timeout_s
+        history_bytes = int(self.settings.history_mb * (1 << 20))
+        self._entries = EntryHolder(token, host, form_timeout_s, self._turned_away, self._registry, history_bytes)
+        self._joiner = Joiner(token, self._registry, self.settings.outage_budget_s, self._say)
         register = local.Register(
             token=self.settings.token, rank=self.rank, pid=os.getpid(), transfer=self._entries.address,
             progress=str(self.page.path),
@@ -90,7 +99,7 @@ class Manager:
         self._injector = Injector(faults, f"rank {self.settings.group}/{self.rank}", registered.pid, self._record.write)
         backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
         self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.form_timeout_s)
-        self._client.listen(self._epochs)
+        self._client.listen(_Pushes(self._epochs, self._entries))
         report_exceptions(self._client.send, lambda: self.page.step)
         self._reducer: Reducer | None = None
         self._plan: local.Plan | None = None
@@ -104,6 +113,8 @@ class Manager:
         self._outcome: Outcome | None = None
         self._reduced_as: Entry | None = None
         self._left = False
+        self._follows = False
+        self._copy_at_end = False
         self.finished = False
 
     # ------------------------------------------------------------ declarations
@@ -121,6 +132,23 @@ class Manager:
             RuntimeError: after the first step began.
         """
         self._layout.declare(name, tuple(shape), dtype)
+
+    def register(self, name: str, obj: Any, scope: Literal["shared", "group"] = "shared") -> None:
+        """Adds to the state that a returning group is given; before the first step, alike in all groups.
+
+        Model and optimizer are registered already. Schedulers, scalers and whatever else the loop changes must be.
+
+        Args:
+            name: letters, digits, "_" and "-".
+            obj: a module, an optimizer, a tensor, or anything with ``state_dict`` and ``load_state_dict``.
+            scope: ``group`` for what differs between groups: it is never copied.
+
+        Raises:
+            UsageError: for a name that is taken, or a part that cannot be copied exactly, with its path.
+        """
+        if self._reducer is not None:
+            raise UsageError(f"{name} is registered after the first step began: register it before")
+        self._registry.register(name, obj, scope)
 
     # ------------------------------------------------------------ the loop
 
@@ -153,17 +181,26 @@ class Manager:
         if microbatches is not None:
             self._microbatches = microbatches
         self._end_body()
-        if self._plan is None:
+        if self._reducer is None:
             self._start()
-        assert self._reducer is not None and self._plan is not None
+        assert self._reducer is not None
+        if self._follows:
+            return self._begin_replay()
         index = self.page.step
-        total = self._total(index)
-        self._reducer.begin(index, total)
-        self._attempt, self._outcome = 0, None
-        self._record.begin()
-        self._step = Step(self, index, total, self._share, lead=self._plan.slot == 0)
+        self._begin_at(index)
+        self._step = Step(self, index, self._total(index), self._share, lead=self._slot == 0)
         self._enter("compute", index)
         return self._step
+
+    def _begin_at(self, index: int) -> None:
+        assert self._reducer is not None
+        self._reducer.begin(index, self._total(index))
+        self._attempt, self._outcome = 0, None
+        self._record.begin()
+
+    @property
+    def _slot(self) -> int | None:
+        return None if self._plan is None else self._plan.slot
 
     def finish(self) -> None:
         """Ends the run: an empty reduce with all members proves that its last step is final.
@@ -172,10 +209,12 @@ class Manager:
             JobStopped: if that cannot be shown.
         """
         self._end_body()
-        if self.finished or self._plan is None:
+        if self.finished or self._reducer is None:
             return
         assert self._reducer is not None
         index = self.page.step
+        if self._follows and self._closed_as_joiner():
+            return
         if self._left:
             self._epochs.retire(1 << 62, self.settings.form_timeout_s, wait=True)
             self._record.left(f"before step {index}")
@@ -228,7 +267,11 @@ class Manager:
 
     def reduce(self, step: Step) -> tuple[int, ...] | None:
         """Reduces and votes; returns further microbatches to compute, or None once the group has committed."""
-        assert self._reducer is not None and self._plan is not None
+        assert self._reducer is not None
+        if not step.live:
+            self._follow(step.index)
+            return None
+        assert self._plan is not None
         self._enter("reduce", step.index)
         self._record.reduces()
         try:
@@ -258,6 +301,7 @@ class Manager:
         """Puts the entry into `p.grad`; returns the user's extras."""
         assert self._reducer is not None and self._outcome is not None
         assert self._reduced_as is not None
+        self._entries.settle()  # the state is about to change
         self._reducer.commit()
         self._entries.committed(self._reduced_as)
         self._record.commits(self._outcome)
@@ -276,11 +320,14 @@ class Manager:
         )
         self._entries.serve(self._reducer)
         self._enter("join", 0)
-        ready = local.Ready(signature=self._signature(), total=self._total(0))
-        answer = self._client.call(ready)
-        if answer.verdict != "recover":
+        digest = fingerprint(self.model, self.optimizer)
+        answer = self._ask(local.Ready(signature=self._signature(), total=self._total(0), fingerprint=digest))
+        if answer.verdict == "heal":
+            self._heal(answer)
+        elif answer.verdict == "recover":
+            self._recover(answer)
+        else:
             self._stop(answer)
-        self._recover(answer)
 
     def _signature(self) -> dict[str, str]:
         found = signature(self.model, self.optimizer)
@@ -291,7 +338,6 @@ class Manager:
         found["ranks"] = str(self.settings.ranks)
         found["bucket_mb"] = str(self.settings.bucket_mb)
         found["torch"] = str(torch.__version__)
-        found["initial state"] = fingerprint(self.model, self.optimizer)
         return found
 
     def _total(self, index: int) -> int:
@@ -331,9 +377,9 @@ class Manager:
     def _call(self, vote: local.Vote) -> local.Answer | None:
         """Votes; None if the group has committed (or the run is closed), else what to do."""
         self._enter("vote", self.page.step)
-        answer = self._client.call(vote)
+        answer = self._ask(vote)
         if answer.verdict in ("go", "leave"):
-            self._share, self._ready = answer.share, answer.ready
+            self._share, self._ready, self._copy_at_end = answer.share, answer.ready, answer.copy
             self._left = answer.verdict == "leave"
             if self._plan is not None and answer.epoch != self._plan.epoch and not self._left:
                 self._switch(answer.epoch)
@@ -343,6 +389,20 @@ class Manager:
                 return None
             self._stop(answer)
         return answer
+
+    def _ask(self, message: local.Ready | local.Vote) -> local.Answer:
+        """The group's answer; while it stands it may have to copy its state for a joiner first."""
+        answer = self._client.call(message)
+        while answer.verdict == "copy":
+            self._copy(standing=True)
+            answer = self._client.next_answer()
+        return answer
+
+    def _copy(self, standing: bool = False) -> None:
+        start = time.monotonic()
+        if self._entries.copy() and standing:
+            self._entries.settle()
+        self._record.copied(self.page.step, time.monotonic() - start)
 
     def _stop(self, answer: local.Answer) -> None:
         if answer.ok:
@@ -400,6 +460,115 @@ class Manager:
         self._reducer.attach(self._group)
         self._epochs.retire(epoch, self.settings.form_timeout_s)
 
+    # ------------------------------------------------------------ inside: a joiner
+
+    def _heal(self, answer: local.Answer) -> None:
+        """Takes the members' state, until it follows them or is named in a recovery."""
+        while answer.verdict == "heal":
+            assert answer.source is not None
+            self._enter("heal", self.page.step)
+            try:
+                fetched = self._joiner.fetch(answer.source)
+            except TransferFailed as error:
+                answer = self._ask(local.Vote(epoch=0, step=self.page.step, outcome="lost", error=str(error)))
+                continue
+            self._entries.healed(fetched.name)
+            self._record.healed(fetched)
+            self.page.enter("replay", fetched.name.step + 1)
+            answer = self._ask(self._joiner_vote("healed"))
+        self._follows = answer.verdict == "go"
+        if answer.verdict == "recover":
+            self._reducer_at(self.page.step)
+            self._recover(answer)
+        elif not self._follows:
+            self._stop(answer)
+
+    def _reducer_at(self, index: int) -> None:
+        assert self._reducer is not None
+        self._reducer.begin(index, self._total(index))
+
+    def _joiner_vote(self, outcome: str, activates: int = 0) -> local.Vote:
+        name = self._entries.newest
+        entry = None if name == UNNAMED else (name.epoch.number, name.epoch.term.number, name.epoch.term.lighthouse)
+        step = name.step + 1
+        return local.Vote(
+            epoch=0, step=step, outcome=outcome, next_total=self._total(step), activates=activates, entry=entry
+        )
+
+    def _closed_as_joiner(self) -> bool:
+        """A joiner that has applied every entry waits for the members' word that the last one is final.
+
+        Returns:
+            False if it was named in a recovery instead, and closes the run with the others.
+        """
+        self._enter("follow", self.page.step)
+        while self._follows:
+            answer = self._ask(self._joiner_vote("idle"))
+            if answer.verdict == "stop" and answer.ok:
+                self._record.finished(self.page.step, fingerprint(self.model, self.optimizer))
+                self._close()
+                return True
+            if answer.verdict == "go":
+                time.sleep(WAIT_S / 5)
+            else:
+                self._reducer_at(self.page.step)
+                self._after_waiting(answer)
+        return False
+
+    def _begin_replay(self) -> Step:
+        """Waits for the next entry; the step that applies it has no share here. Or the group is a member by now."""
+        assert self._reducer is not None
+        while self._follows:
+            index = self.page.step
+            self._begin_at(index)
+            try:
+                found = self._joiner.next_entry(self._entries.newest, self._reducer, wait_s=0.0)
+                if found is None:
+                    self._enter("follow", index)  # it has caught up
+                    found = self._joiner.next_entry(self._entries.newest, self._reducer, WAIT_S)
+            except TransferFailed as error:
+                vote = local.Vote(epoch=0, step=index, outcome="lost", error=str(error))
+                self._after_waiting(self._ask(vote))
+                continue
+            if found is not None:
+                self._reduced_as, self._outcome = found
+                self._step = Step(self, index, self._total(index), (), lead=False, live=False)
+                return self._step
+            self._after_waiting(self._ask(self._joiner_vote("idle")))
+        index = self.page.step
+        self._step = Step(self, index, self._total(index), self._open_share(), lead=self._slot == 0)
+        self._enter("compute", index)
+        return self._step
+
+    def _after_waiting(self, answer: local.Answer) -> None:
+        """What the group does when no entry came: goes on waiting, heals anew, or is named in a recovery."""
+        if answer.verdict == "heal":
+            self._heal(answer)
+        elif answer.verdict == "recover":
+            self._follows = False
+            self._recover(answer)
+        elif answer.verdict != "go":
+            self._stop(answer)
+
+    def _follow(self, index: int) -> None:
+        """The entry in the buffers is applied; it may be the one that makes this group a member."""
+        assert self._outcome is not None and self._reduced_as is not None
+        if self._outcome.problem is not None:
+            raise LoopError(f"step {index}: the entry is wrong and is not applied: {self._outcome.problem}")
+        name = self._reduced_as
+        vote = local.Vote(
+            epoch=0, step=index + 1, outcome="followed", next_total=self._total(index + 1),
+            activates=self._outcome.ready, entry=(name.epoch.number, name.epoch.term.number, name.epoch.term.lighthouse),
+        )  # fmt: skip
+        answer = self._ask(vote)
+        if answer.verdict != "go":
+            self._stop(answer)
+        if answer.epoch:
+            self._follows = False
+            self._share, self._ready = (), 0
+            self._switch(answer.epoch)
+            self._record.rejoined(index + 1)
+
     # ------------------------------------------------------------ inside: bookkeeping
 
     def _enter(self, phase: str, index: int, microbatches: int = 0) -> None:
@@ -412,11 +581,14 @@ class Manager:
         if step is None:
             return
         step.leave()
-        assert self._plan is not None and self._reduced_as is not None
+        assert self._reduced_as is not None
         every = self.settings.fingerprint_every
         digest = fingerprint(self.model, self.optimizer) if every and (step.index + 1) % every == 0 else None
         self._record.applied(step, self._reduced_as, digest)
-        self.page.enter("compute", step.index + 1)
+        self.page.enter("replay" if self._follows else "compute", step.index + 1)
+        if self._copy_at_end:
+            self._copy_at_end = False
+            self._copy()
 
     def _close(self) -> None:
         self.finished = True
@@ -428,6 +600,9 @@ class Manager:
 
     def _turned_away(self, line: str) -> None:
         self._record.turned_away(line)
+
+    def _say(self, line: str) -> None:
+        print(f"lightkeeper: {line}", file=sys.stderr, flush=True)
 
 
 def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:
@@ -446,6 +621,26 @@ def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:
     if not named:
         raise UsageError("the model has no parameter that is trained")
     return named
+
+
+class _Pushes:
+    """What the manager pushes: to the process groups, and to what is held for joiners."""
+
+    def __init__(self, epochs: Epochs, entries: EntryHolder) -> None:
+        self.abort, self.build = epochs.abort, epochs.build
+        self.touch, self.release = entries.touch, entries.release
+
+
+def _register(registry: StateRegistry, name: str, given: Any) -> None:
+    """Registers one object, or several under numbered or given names."""
+    if isinstance(given, Mapping):
+        for key, obj in given.items():
+            registry.register(f"{name}-{key}", obj)
+    elif isinstance(given, Sequence):
+        for number, obj in enumerate(given):
+            registry.register(f"{name}-{number}", obj)
+    else:
+        registry.register(name, given)
 
 
 def _shape_and_dtype(given: Any) -> tuple[Any, ...]:

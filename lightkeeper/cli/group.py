@@ -59,6 +59,9 @@ Host = Annotated[
     _option("--host", "Address at which peers reach this node.", "the interface towards the lighthouse"),
 ]
 BucketMb = Annotated[float | None, _option("--bucket-mb", "Size of a gradient bucket, MiB.", "16")]
+HistoryMb = Annotated[
+    float | None, _option("--history-mb", "Bound on the entries kept while a group joins, MiB.", "4096")
+]
 FingerprintEvery = Annotated[
     int | None,
     _option("--fingerprint-every", "Write the state's fingerprint after every so many steps; 0 never.", "0"),

@@ -28,6 +28,7 @@ def command(
     outage_budget_s: shared.OutageBudget = None,
     host: shared.Host = None,
     bucket_mb: shared.BucketMb = None,
+    history_mb: shared.HistoryMb = None,
     fingerprint_every: shared.FingerprintEvery = None,
 ) -> int:
     """Start one replica group: its manager and its ranks. Ends with the exit code of its ranks."""
@@ -44,6 +45,7 @@ def command(
         outage_budget_s=outage_budget_s,
         host=host,
         bucket_mb=bucket_mb,
+        history_mb=history_mb,
         fingerprint_every=fingerprint_every,
     )
     if not script:

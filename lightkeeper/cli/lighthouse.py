@@ -18,9 +18,7 @@ def command(
     token_file: shared.TokenFile = None,
     log: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the log of terms and epochs, read back at the next start."
-        ),
+        typer.Option(metavar="DIR", help="Folder of the log of terms and epochs, read back at the next start."),
     ] = None,
     run_folder: Annotated[
         Path | None, typer.Option(help="Write events to this run's folder; without it none are written.")

@@ -18,6 +18,7 @@ def command(
     outage_budget_s: shared.OutageBudget = None,
     host: shared.Host = None,
     bucket_mb: shared.BucketMb = None,
+    history_mb: shared.HistoryMb = None,
     fingerprint_every: shared.FingerprintEvery = None,
 ) -> int:
     """Run the manager of one replica group, without its ranks."""
@@ -34,6 +35,7 @@ def command(
         outage_budget_s=outage_budget_s,
         host=host,
         bucket_mb=bucket_mb,
+        history_mb=history_mb,
         fingerprint_every=fingerprint_every,
     )
     from lightkeeper.manager.main import run

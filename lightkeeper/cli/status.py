@@ -56,9 +56,7 @@ def ask(lighthouse: str, job: str, token: str) -> Any:
     with grpc.insecure_channel(lighthouse, options=CHANNEL_OPTIONS) as channel:
         stub = lighthouse_pb2_grpc.LighthouseStub(channel)
         try:
-            return stub.Status(
-                lighthouse_pb2.StatusRequest(), timeout=ANSWER_S_MAX, metadata=metadata(token, job)
-            )
+            return stub.Status(lighthouse_pb2.StatusRequest(), timeout=ANSWER_S_MAX, metadata=metadata(token, job))
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.NOT_FOUND):
