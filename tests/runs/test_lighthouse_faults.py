@@ -39,7 +39,7 @@ def test_restarted_with_its_log_it_recovers_a_later_kill(job: Job, gold) -> None
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
     facts.fault("kill", "reduce", "g2", 20)
-    first, second = facts.epochs
+    first, second = facts.epochs[0], facts.epochs[-1]  # one in vain may lie between
     assert second.epoch > first.epoch and second.term > first.term
     assert facts.lost.keys() == {"g2"}
     facts.near(gold(steps=STEPS), "g0")
