@@ -54,7 +54,7 @@ def refusal(hello: Hello, view: View, lease_s: float, now: float) -> Refused | N
         asked = f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}"
         others_ask = f"{config.group} for {config.groups} with a minimum of {config.minimum}"
         return Refused(f"{asked}, but {others_ask}; give all groups the same")
-    if view.newest is None and config is not None and len(others) >= config.groups:
+    if config is not None and len(others) >= config.groups:
         names = ", ".join(sorted(g.name for g in others))
         return Refused(f"the job has its {config.groups} groups ({names}) and does not know {hello.group}")
     return _running(hello, view, lease_s, now)

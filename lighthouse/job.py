@@ -96,6 +96,8 @@ class Job:
         for group in self._members():
             if group.gone is not None:
                 return f"{group.name}: {group.gone.cause}"
+        if len(self._members()) < len(self.newest.members):
+            return "a member's place was taken by another incarnation of its group"
         for group in self._members():
             if group.failed is not None:
                 return f"{group.name} reported: {group.failed.error}"
