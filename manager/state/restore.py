@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -31,7 +31,7 @@ from lightkeeper.manager.state.layout import (
 )
 from lightkeeper.manager.state.registry import StateRegistry, leaves_in
 from lightkeeper.manager.state.segments import Segments, checksum_ranges, is_direct
-from lightkeeper.manager.state.tree import extra_state_modules, parameters_of
+from lightkeeper.manager.state.tree import Leaf, extra_state_modules, parameters_of
 
 _PIECES_MAX = 64  # a range of more pieces is received as one and dealt out afterwards
 
@@ -73,6 +73,7 @@ class Target:
         self._staged: dict[int, torch.Tensor] = {}  # by tensor that is not written in place
         self._missing = {i: header.nbytes for i, header in enumerate(layout.tensors)}
         self._gathered: dict[int, bytearray] = {}  # by range of many pieces
+        self._dealt_out: set[int] = set()  # such ranges, once they arrived
         self._left = set(range(layout.ranges))
 
     # --- the bytes ---
@@ -93,6 +94,7 @@ class Target:
         with self._lock:
             gathered = self._gathered.pop(index, None)
         if gathered is not None:
+            self._dealt_out.add(index)
             source, at = memoryview(gathered), 0
             for i, start, nbytes in pieces:
                 if i >= 0:
@@ -139,8 +141,13 @@ class Target:
         for optimizer, (groups, state) in last:
             _restore_optimizer(optimizer, groups, state)
 
-    def verify(self, fingerprint: str) -> None:
-        """Read the whole state anew and compare it with that of the donors.
+    def verify(self, fingerprint: str, checksums: Sequence[str] | None = None) -> None:
+        """Read the state anew, as a donor would, and compare it with that of the donors.
+
+        Args:
+            fingerprint: Of the donors' state.
+            checksums: Of all ranges as they arrived: then bytes that arrived in the very memory where the state
+                lies now are not read again. None to read every byte.
 
         Raises:
             StateDoesNotFit: it is another one, for instance because an object does not take its state back.
@@ -151,10 +158,22 @@ class Target:
         trees = {one.name: json.dumps(one.tree) for one in now.objects}
         unlike = [one.name for one in self.layout.objects if trees.get(one.name) != json.dumps(one.tree)]
         lines += [f"{name} does not take back its state" for name in unlike]
-        if not lines and now.fingerprint(checksum_ranges(now, leaves_in(captured))) != fingerprint:
-            lines = ["its bytes are others than were received"]
+        if not lines:
+            leaves = leaves_in(captured)
+            known = {} if checksums is None else {i: checksums[i] for i in self._in_place(leaves)}
+            if now.fingerprint(checksum_ranges(now, leaves, known)) != fingerprint:
+                lines = ["its bytes are others than were received"]
         if lines:
             raise StateDoesNotFit(f"the state of {self.layout.name} was not restored: {'; '.join(shorten(lines))}")
+
+    def _in_place(self, leaves: Sequence[Leaf]) -> list[int]:
+        """The ranges that were received in the memory of `leaves`."""
+        direct = [
+            leaf.tensor.data_ptr() == tensor.data_ptr() and is_direct(tensor) and is_direct(leaf.tensor)
+            for leaf, tensor in zip(leaves, self._tensors, strict=True)
+        ]
+        ranges = [i for i in range(self.layout.ranges) if i not in self._dealt_out]
+        return [i for i in ranges if all(direct[j] for j in self._segments.holders(*self.layout.bounds(i)))]
 
     # --- does it fit ---
 

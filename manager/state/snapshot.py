@@ -5,6 +5,7 @@ The training thread names a step boundary with `begin`: there it reads everythin
 while the next forward and backward run, into memory that was allocated and touched beforehand. Shared state
 changes only in the apply phase, so the training thread calls `Copy.wait` before it: only if the copy is slower
 than the compute does training stand. That nothing changed meanwhile is checked by the tensors' version counters.
+Checksums are computed behind the copy, where nobody waits for them, or earlier by whoever serves the range.
 """
 
 from __future__ import annotations
@@ -140,6 +141,16 @@ class Copy:
         """Whether the state may change again."""
         return self._done.is_set()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without a snapshot; `wait` says why."""
+        return self.done and self._snapshot is None
+
+    @property
+    def released(self) -> bool:
+        """Whether the snapshot that it became was released."""
+        return self._snapshot is not None and self._snapshot.released
+
     def wait(self, timeout_s: float | None = None) -> Snapshot:
         """Wait until everything is copied; the training thread must, before it changes the state.
 
@@ -208,6 +219,7 @@ class Snapshotter:
             StateRefused: something that cannot be copied exactly came into the state.
         """
         with self._changed:
+            self._copies = {n: copy for n, copy in self._copies.items() if not copy.failed}
             if (known := self._known(name)) is not None:
                 return known
         captured = self._registry.capture()
@@ -264,8 +276,8 @@ class Snapshotter:
                 pass
 
     def _known(self, name: Entry | None) -> Copy | None:
-        for n in [n for n, c in self._copies.items() if c.done and (c._snapshot is None or c._snapshot.released)]:
-            del self._copies[n]
+        """The copy of this name, or the newest, unless it was released; it may have failed."""
+        self._copies = {n: copy for n, copy in self._copies.items() if not copy.released}
         if name is None:
             return next(reversed(self._copies.values()), None)
         return self._copies.get(name)
@@ -283,7 +295,9 @@ class Snapshotter:
             self._give_back(data)
             copy._end(None, e)
             return
-        copy._end(Snapshot(layout, data, time.monotonic() - start, self._give_back), None)
+        snapshot = Snapshot(layout, data, time.monotonic() - start, self._give_back)
+        copy._end(snapshot, None)
+        _hash_behind(snapshot)
 
     def _take(self, nbytes: int) -> torch.Tensor:
         """Free memory of at least so many bytes; made anew, and then slow to write first, if there is none."""
@@ -312,6 +326,16 @@ class Snapshotter:
     def _give_back(self, data: torch.Tensor) -> None:
         with self._changed:
             self._free.append(data)
+
+
+def _hash_behind(snapshot: Snapshot) -> None:
+    """Compute the checksums that no joiner has asked for yet, while nobody waits."""
+    for index in range(snapshot.layout.ranges):
+        try:
+            with snapshot.reading():
+                snapshot.checksum(index)
+        except SnapshotFailed:
+            return
 
 
 def _ignore(data: torch.Tensor) -> None:

@@ -149,9 +149,9 @@ class RangeQueue:
         return bool(self._left) and self._failure is None and not self._stopped and self.shares[donor].cause is None
 
     def _next_for(self, donor: str) -> _Range | None:
-        others = any(share.cause is None for address, share in self.shares.items() if address != donor)
+        alive = {address for address, share in self.shares.items() if share.cause is None}
         for i, one in enumerate(self._waiting):
-            if donor not in one.failed_at or not others:
+            if donor not in one.failed_at or alive <= one.failed_at:
                 del self._waiting[i]
                 return one
         return None
