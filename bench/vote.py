@@ -122,7 +122,7 @@ class CountingLighthouse:
             self.heard[type(message).__name__] += 1
             return received(machine, connection, group, message, now)
 
-        JobMachine.received = counting  # type: ignore[method-assign]
+        JobMachine.received = counting  # type: ignore[method-assign, assignment]
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         add_to(server, service)

@@ -174,7 +174,7 @@ class Changes(Joins):
         return actions
 
     def _replaces(self, latest: Membership, leavers: set[str]) -> bool:
-        """Whether a planned change that is under way is worth replacing: a leaver it keeps, or a joiner that is gone."""
+        """Whether a planned change under way is worth replacing: it keeps a leaver, or a joiner that is gone."""
         assert self.newest is not None
         gone = [
             member.group
@@ -238,6 +238,11 @@ class Changes(Joins):
         """The job has stopped: tell whoever still waits, and forget it once nobody is there or may return."""
         assert self.stopped is not None
         actions: list[Action] = []
+        for name in self.errors:  # each of these groups raised: tell them that they all did
+            group = self.groups[name]
+            if not self.stopped.ok and not group.told_to_stop:
+                actions += self._send(group, self.stopped)
+                group.told_to_stop = True
         for group in self.groups.values():
             waits = group.failed is not None or not self.stopped.ok or self.recovery is not None or self.told_to_stop
             waits = waits or self._member(group.name) is None  # a joiner

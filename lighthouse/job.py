@@ -45,8 +45,7 @@ class Job:
         self._said_s = now
         self._ticked_s = now
         self._clear()
-        self.newest = history.membership
-        self.prepared = list(history.prepared)
+        self._remember(history)
         for member in self.newest.members if self.newest else ():
             self.groups[member.group] = Group(member.group, member.incarnation, heard=now)
 
@@ -66,6 +65,10 @@ class Job:
         self.stopped: m.Stop | None = None
         self.told_to_stop = False
         self.copied: int | None = None
+
+    def _remember(self, history: JobHistory) -> None:
+        """What the log says is in force."""
+        self.newest, self.prepared = history.membership, list(history.prepared)
 
     def waiting(self, now: float) -> tuple[tuple[str, ...], str, float]:
         """For whom the job waits, why, and since how many seconds; empty if it does not wait."""

@@ -295,9 +295,3 @@ class Heal:
 
 
 ToManager = Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands
-
-__all__ = [
-    "Activate", "Beat", "Copy", "Died", "Donor", "Entry", "Epoch", "Failed", "Fence", "Finished", "Heal", "Hello", "Join", "Leave", "Lost",
-    "Member", "Membership", "Prepare", "Promise", "Query", "Refused", "Share", "Stands", "Stop", "Term",
-    "ToLighthouse", "ToManager", "UserError", "Waiting", "Welcome",
-]  # fmt: skip

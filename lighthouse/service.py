@@ -66,6 +66,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         self.jobs: dict[str, JobMachine] = {}
         self.streams: dict[int, Stream] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting: dict[str, tuple[str, float]] = {}
         self._next = 0
         for job, history in log.jobs.items():
             self.jobs[job] = JobMachine(job, log.term, history, bounds, time.monotonic())
@@ -165,7 +166,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
                     stream.put(None)
             elif isinstance(action, Note):
                 self._write_event(event(action), job)
-                self._say_note(action)
+                self._say_note(job, action)
             elif isinstance(action, Rise):
                 self.log.rise(action.term.number)
                 for machine in self.jobs.values():
@@ -180,11 +181,21 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         if self.events is not None:
             self.events.write(entry if not job else type(entry)(**{**_fields(entry), "job": job}))
 
-    def _say_note(self, note: Note) -> None:
+    def _say_note(self, job: str, note: Note) -> None:
         if note.kind in ("promised", "joined"):
             return
-        fields = " ".join(f"{name}={value}" for name, value in note.fields.items())
-        self.say(f"{note.kind} {fields}")
+        fields = " ".join(f"{name}={_short(value)}" for name, value in note.fields.items())
+        line = f"{job}: {note.kind} {fields}"
+        if note.kind == "waiting":  # said less and less often while it is the same
+            whom, next_s = self._waiting.get(job, ("", 0.0))
+            if note.fields["whom"] == whom and note.fields["since_s"] < next_s:
+                return
+            self._waiting[job] = (note.fields["whom"], 2.0 * note.fields["since_s"])
+        self.say(line)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _fields(entry: Any) -> dict[str, Any]:

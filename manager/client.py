@@ -18,12 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from lightkeeper.manager import local
+from lightkeeper.errors import ToldError
+from lightkeeper.manager import exits, local
 from lightkeeper.manager.groups import GroupFailed
 from lightkeeper.manager.progress import ProgressPage
 
 BEAT_S = 0.1
-EXIT_ORPHANED = 7
+
+
+class ManagerLost(ToldError):
+    """There is no manager to speak to."""
+
+    exit_code = exits.ORPHANED
 
 
 class Pushes(Protocol):
@@ -66,9 +72,7 @@ class ManagerClient:
         self.send(register)
         registered = self._receive()
         if not isinstance(registered, local.Registered):
-            raise ConnectionError(
-                "the group's manager refused this rank: wrong token, or the rank is taken; see its log"
-            )
+            raise ManagerLost("the group's manager ended, or refused this rank; see its last line")
         self.registered = registered
         os.register_at_fork(after_in_child=self._forget_in_child)
 
@@ -207,7 +211,7 @@ class ManagerClient:
 
     def _end_orphaned(self) -> None:
         print(f"lightkeeper: {self._how_it_ended()}; this rank ends with it", file=sys.stderr, flush=True)
-        os._exit(EXIT_ORPHANED)
+        os._exit(exits.ORPHANED)
 
     def _forget_in_child(self) -> None:
         """A forked child (a data-loader worker) has nothing to do with the control plane."""
@@ -252,5 +256,10 @@ class EpochKeys:
 
 def _connect(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(str(path))
+    try:
+        connection.connect(str(path))
+    except OSError as error:
+        raise ManagerLost(
+            f"the group's manager at {path} is not there ({error.strerror}); see its last line"
+        ) from error
     return connection

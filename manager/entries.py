@@ -1,5 +1,6 @@
 """What this rank holds for its peers: the newest entry for one that missed it; a copy of the state, and the entries
-after it, for one that joins."""
+after it, for one that joins.
+"""
 
 from __future__ import annotations
 

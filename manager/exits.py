@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import signal
 
+REFUSED = 103  # by the lighthouse
+FENCED = 104  # left out of the job
+GAVE_UP = 105  # waited for longer than the outage budget
+STOPPED = 106  # the job stopped
+ORPHANED = 107  # a rank without its manager
+ASKED = 128 + signal.SIGTERM  # asked twice to leave
+
 
 def describe_exit(exit_code: int | None) -> str:
     """``exited 3``, ``was killed by SIGKILL``, or that nobody knows.

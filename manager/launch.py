@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightkeeper.errors import UsageError
 from lightkeeper.manager.processes import die_with_parent, kill_tree
 from lightkeeper.manager.service import ManagerService, new_incarnation
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
@@ -30,6 +32,9 @@ NAME = "torch.distributed.run"
 
 def run(options: LaunchOptions) -> int:
     """Starts the group and serves it until it ends; returns its exit code."""
+    script = options.command[0]
+    if not script.startswith("-") and not Path(script).is_file():
+        raise UsageError(f"no script {script}: lightkeeper launch ... -- SCRIPT ARGS, or -- -m MODULE ARGS")
     folder = Path(tempfile.mkdtemp(prefix="lightkeeper-"))
     service = ManagerService(options.settings, new_incarnation(), folder / "manager.sock")
     return asyncio.run(_serve(service, options.command))
@@ -42,8 +47,9 @@ async def _serve(service: ManagerService, command: tuple[str, ...]) -> int:
         if serving.done():
             return serving.result()
         await asyncio.sleep(0.005)
+    logs = Path(tempfile.mkdtemp(prefix="lightkeeper-logs-"))
     runner = subprocess.Popen(
-        _command_line(service, command),
+        _command_line(service, command, logs),
         env={
             **os.environ,
             **service.settings.to_environment(),
@@ -63,11 +69,13 @@ async def _serve(service: ManagerService, command: tuple[str, ...]) -> int:
         await asyncio.wait_for(asyncio.shield(watcher), LAST_WORDS_S)
     kill_tree(runner.pid)
     await watcher
+    shutil.rmtree(logs, ignore_errors=True)
     return code
 
 
-def _command_line(service: ManagerService, command: tuple[str, ...]) -> list[str]:
+def _command_line(service: ManagerService, command: tuple[str, ...], logs: Path) -> list[str]:
     return [
         sys.executable, "-m", NAME, "--nproc-per-node", str(service.settings.ranks), "--max-restarts", "0",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", service.incarnation, *command,
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", service.incarnation,
+        "--log-dir", str(logs), *command,
     ]  # fmt: skip

@@ -15,17 +15,13 @@ from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.deal import deal
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
-from lightkeeper.manager import local
+from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.exits import describe_exit
 from lightkeeper.manager.plans import plan_for
 from lightkeeper.manager.settings import Settings
 
-EXIT_REFUSED = 3
-EXIT_FENCED = 4
-EXIT_GAVE_UP = 5
-EXIT_STOPPED = 6
-EXIT_ASKED = 143
+SAY_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +72,7 @@ class GroupMachine:
         self.suspended = False
         self.ending: str | None = None
         self.stopped: m.Stop | None = None
+        self.last_words = ""
         self.in_touch = False
         self.leaving = ""
         self.copy_at: int | None = None
@@ -83,7 +80,8 @@ class GroupMachine:
         self.following, self.lost = False, True
         self.joiners: frozenset[str] = frozenset()  # groups whose first step the next one is
         self._clock = now
-        self._started = now
+        self._say_after_s = SAY_AFTER_S
+        self._waiting_said: tuple[tuple[str, ...], float] = ((), 0.0)
         self._silent_since = now
 
     # ------------------------------------------------------------ the stream
@@ -111,7 +109,9 @@ class GroupMachine:
         if len(self.ready) == self.settings.ranks:
             actions.append(Tell(self._join()))
         if self.failed_epoch is not None and self.known is not None and self.failed_epoch == self.known.epoch.number:
-            actions.append(Tell(m.Failed(self.known.epoch, self.step, "reported before the stream broke")))
+            actions.append(
+                Tell(m.Failed(self.known.epoch, self.step, "a reduce that failed while the stream was broken"))
+            )
         if self.leaving:
             actions.append(Tell(m.Leave(self.leaving)))
         if self.suspended and self.known is not None:
@@ -140,7 +140,7 @@ class GroupMachine:
     def _refused(self, refused: m.Refused, now: float) -> list[Action]:
         if refused.retry:
             return []  # the service tries again until the budget is spent
-        return self._finish(EXIT_REFUSED, f"refused by the lighthouse: {refused.reason}")
+        return self._finish(exits.REFUSED, f"refused by the lighthouse: {refused.reason}")
 
     def _prepare(self, prepare: m.Prepare, now: float) -> list[Action]:
         epoch = prepare.epoch
@@ -186,20 +186,27 @@ class GroupMachine:
         actions: list[Action] = [DropKeys(epoch.number), self._note_activation(activate)]
         for rank in range(self.settings.ranks):
             actions.append(ToRanks(local.Build(plan=self._plan(rank)), rank))
+        if activate.membership.base is not None:
+            going_on = f"going on at step {activate.first_step} with {', '.join(membership.groups)}"
+            actions.append(ToRanks(local.Say(line=f"{activate.cause}; {going_on} (epoch {epoch.number})"), 0))
         actions += self._answer_waiting(self._recover)
         return actions
 
     def _fence(self, fence: m.Fence, now: float) -> list[Action]:
-        return self._finish(EXIT_FENCED, f"left out of the job: {fence.reason}")
+        return self._finish(exits.FENCED, f"left out of the job: {fence.reason}")
 
     def _stop(self, stop: m.Stop, now: float) -> list[Action]:
         self.stopped = stop
+        if not stop.ok:
+            self.last_words = f"the job stops: {stop.reason}"
         abort = local.Abort(below=1 << 62, reason=stop.reason)
         return [ToRanks(abort), *self._answer_waiting(self._stop_answer)]
 
     def _waiting(self, waiting: m.Waiting, now: float) -> list[Action]:
-        if not self.waiting:
+        whom, next_ms = self._waiting_said
+        if not self.waiting or (waiting.whom == whom and waiting.since_ms < next_ms):
             return []
+        self._waiting_said = (waiting.whom, 2.0 * waiting.since_ms)  # said less and less often
         line = f"waiting for {', '.join(waiting.whom)} ({waiting.why}) since {waiting.since_ms / 1000:.1f} s"
         return [ToRanks(local.Say(line=line), 0)]
 
@@ -256,7 +263,7 @@ class GroupMachine:
                 group=self.settings.group, rank=rank, step=message.step, type=message.type,
                 message=message.message, traceback=message.traceback,
             )  # fmt: skip
-            actions.append(Note(note))
+            actions += [Note(note), Tell(self._died_of(rank, message, f"raised {message.type}: {message.message}"))]
         elif isinstance(message, local.AskLeave):
             self.leaving = self.leaving or message.reason
             actions.append(Tell(m.Leave(message.reason)))
@@ -293,7 +300,7 @@ class GroupMachine:
         if vote.step != self.step or vote.epoch > self.known.epoch.number:
             stands = f"step {self.step} of epoch {self.known.epoch.number} stands"
             voted = f"rank {rank} voted on step {vote.step} of epoch {vote.epoch}"
-            return self._finish(EXIT_STOPPED, f"a bug: {voted}, but {stands}")
+            return self._finish(exits.STOPPED, f"a bug: {voted}, but {stands}")
         self.votes[rank] = vote
         if vote.outcome == "failed":
             return self._failed(rank, vote)
@@ -326,7 +333,7 @@ class GroupMachine:
         if len(self.votes) < self.settings.ranks:
             return []
         if len({(v.outcome, v.step, v.entry) for v in self.votes.values()}) > 1:
-            return self._finish(EXIT_STOPPED, f"a bug: ranks of a joiner differ at step {vote.step}")
+            return self._finish(exits.STOPPED, f"a bug: ranks of a joiner differ at step {vote.step}")
         self.lost = False
         return self._follow(self.votes[0])
 
@@ -371,7 +378,7 @@ class GroupMachine:
         if outcomes <= {"reduced", "again"}:
             answer = local.Answer(verdict="again", epoch=epoch.number, step=self.step)
             return self._decided(answer)
-        return self._finish(EXIT_STOPPED, f"a bug: ranks voted {sorted(outcomes)} on step {self.step}")
+        return self._finish(exits.STOPPED, f"a bug: ranks voted {sorted(outcomes)} on step {self.step}")
 
     def _commit(self, entry: Entry) -> list[Action]:
         assert self.known is not None
@@ -479,23 +486,23 @@ class GroupMachine:
         if exit_code == 0 and done:
             if len(self.exits) < self.settings.ranks:
                 return []
-            code = 0 if self.stopped is None or self.stopped.ok else EXIT_STOPPED
+            code = 0 if self.stopped is None or self.stopped.ok else exits.STOPPED
             return self._end(code, self.stopped.reason if self.stopped else self.leaving)
         if done and self.stopped is not None and not self.stopped.ok:
-            return self._finish(EXIT_STOPPED, self.stopped.reason)
+            return self._finish(exits.STOPPED, self.stopped.reason)
         return self._died(rank, exit_code, view)
 
     def asked_to_leave(self, reason: str, now: float) -> list[Action]:
         """The launcher was asked to leave (a signal): at a step boundary; asked twice, at once."""
         if self.leaving or self.known is None:
             tell = Tell(m.Died(f"{reason}: asked to end at once", 0, "", self.step))
-            return [tell, *self._finish(EXIT_ASKED, f"{reason}: asked to end at once")]
+            return [tell, *self._finish(exits.ASKED, f"{reason}: asked to end at once")]
         self.leaving = reason
         return [Tell(m.Leave(reason))]
 
     def helper_ended(self, name: str, exit_code: int, now: float) -> list[Action]:
         """A process between manager and ranks ended before them."""
-        if self.ending is not None or self.stopped is not None or self._left():
+        if self.ending is not None or self.stopped is not None or self._left() or self.exits or self.errors:
             return []
         if exit_code == 0 and not self.registered:
             return self._end(0, "the script ended without using a Manager")
@@ -506,16 +513,20 @@ class GroupMachine:
     def _died(self, rank: int, exit_code: int | None, view: RankView | None) -> list[Action]:
         error = self.errors.get(rank)
         cause = f"rank {rank} {describe_exit(exit_code)}"
-        user_error = None
+        phase, step = (view.phase, view.step) if view else ("", self.step)
+        if exit_code == 0:
+            cause += " before the run was closed"
+        tell = Tell(m.Died(cause, rank, phase, step))
         if error is not None:
             cause += f" after {error.type}: {error.message}"
-            user_error = m.UserError(error.step, error.type, error.message, error.where)
-        elif exit_code == 0:
-            cause += " before the run was closed"
-        phase, step = (view.phase, view.step) if view else ("", self.step)
-        tell = Tell(m.Died(cause, rank, phase, step, user_error))
+            tell = Tell(self._died_of(rank, error, describe_exit(exit_code) + f" after {error.type}: {error.message}"))
         code = 1 if not exit_code else exit_code if exit_code > 0 else 128 - exit_code
         return [tell, *self._finish(code, cause)]
+
+    def _died_of(self, rank: int, error: local.RankError, how: str) -> m.Died:
+        """Said as soon as the exception ends the loop: an interpreter may take seconds to exit after it."""
+        user_error = m.UserError(error.step, error.type, error.message, error.where)
+        return m.Died(f"rank {rank} {how}", rank, "", error.step, user_error)
 
     def _left(self) -> bool:
         return self.decision is not None and self.decision[1].verdict == "leave"
@@ -540,6 +551,14 @@ class GroupMachine:
         actions.append(Tell(self._beat(views)))
         budget_s = self.settings.outage_budget_s if self.known is not None else self.settings.start_budget_s
         waited_s = max((now - since for since in self.waiting.values()), default=0.0)
+        if not self.in_touch and waited_s > self._say_after_s:
+            self._say_after_s = 2 * waited_s
+            line = (
+                f"step {self.step} stands since {waited_s:.0f} s: the lighthouse at {self.settings.lighthouse} is away"
+            )
+            actions.append(ToRanks(local.Say(line=line), 0))
+        elif not self.waiting:
+            self._say_after_s = SAY_AFTER_S
         if self.known is None and not self.in_touch:
             silent_s = now - self._silent_since
             if silent_s > self.settings.outage_budget_s:
@@ -554,7 +573,7 @@ class GroupMachine:
         return actions
 
     def _give_up(self, reason: str) -> list[Action]:
-        return [Tell(m.Died(reason, 0, "", self.step)), *self._finish(EXIT_GAVE_UP, reason)]
+        return [Tell(m.Died(reason, 0, "", self.step)), *self._finish(exits.GAVE_UP, reason)]
 
     def _beat(self, views: dict[int, RankView]) -> m.Beat:
         waiting_s = max((view.waiting_s for view in views.values()), default=0.0)

@@ -13,7 +13,20 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PHASES = ("start", "join", "compute", "reduce", "vote", "recover", "apply", "closing", "ended", "heal", "replay", "follow")
+PHASES = (
+    "start",
+    "join",
+    "compute",
+    "reduce",
+    "vote",
+    "recover",
+    "apply",
+    "closing",
+    "ended",
+    "heal",
+    "replay",
+    "follow",
+)
 _LAYOUT = struct.Struct("<qqqqq")  # phase, step, since_ns, beat_ns, microbatches
 SIZE = _LAYOUT.size
 _BEAT = struct.Struct("<q")

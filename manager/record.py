@@ -144,7 +144,7 @@ class StepRecord:
                 rank=self.rank,
                 donors=len(fetched.by_donor),
                 fingerprint=fetched.fingerprint,
-            )  # fmt: skip
+            )
         )
 
     def rejoined(self, step: int) -> None:

@@ -17,7 +17,7 @@ import grpc.aio
 from lightkeeper.events.schema import Unauthorised
 from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.messages import ToManager
-from lightkeeper.manager import local
+from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
@@ -78,6 +78,8 @@ class ManagerService:
             self._from_lighthouse, self.say,
         )  # fmt: skip
         early = self.socket_path.with_suffix(".early")
+        if s.groups == 1:
+            self.say("one group: it trains, and nothing can heal it")
         local_server = await asyncio.start_unix_server(self._accept, path=early)
         os.chmod(early, 0o600)
         early.rename(self.socket_path)  # who sees it can connect to it
@@ -100,6 +102,8 @@ class ManagerService:
                 task.result()  # a task that ends before the group does so by a bug, which is raised here
         code = await self.ended
         await self.link.flush(FLUSH_S)
+        if self.machine.last_words:
+            self.say(self.machine.last_words)
         return code
 
     def _remove_files(self) -> None:
@@ -153,7 +157,8 @@ class ManagerService:
         await self.link.run()
         if self.link.denied and not self._ending:
             self._kill(self.link.denied)
-            self._end(End(3, self.link.denied))
+            self.machine.ending = self.link.denied
+            self._end(End(exits.REFUSED, self.link.denied))
         await self.ended
 
     # ------------------------------------------------------------ ranks

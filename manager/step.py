@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lightkeeper.errors import ToldError
 from lightkeeper.manager.randomness import seed_apply, seed_microbatch
 
 if TYPE_CHECKING:
     from lightkeeper.manager.trainer import Manager
 
 
-class LoopError(RuntimeError):
+class LoopError(ToldError):
     """The loop around the step breaks a rule that the job's sameness rests on; fatal for this group."""
 
 

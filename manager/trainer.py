@@ -13,7 +13,7 @@ from torch import nn
 
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.lighthouse.names import Entry
-from lightkeeper.manager import local
+from lightkeeper.manager import exits, local
 from lightkeeper.manager.client import ManagerClient
 from lightkeeper.manager.entries import EntryHolder, entry_in, entry_of
 from lightkeeper.manager.epochs import Epochs
@@ -34,13 +34,12 @@ from lightkeeper.manager.usererrors import report_exceptions
 from lightkeeper.wire import own_address_towards
 
 Microbatches = int | Callable[[int], int]
-EXIT_STOPPED = 6
 
 
 class JobStopped(ToldError):
     """The job stops here; the message says why."""
 
-    exit_code = EXIT_STOPPED
+    exit_code = exits.STOPPED
 
 
 class Manager:
@@ -100,7 +99,7 @@ class Manager:
         backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
         self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.form_timeout_s)
         self._client.listen(_Pushes(self._epochs, self._entries))
-        report_exceptions(self._client.send, lambda: self.page.step)
+        report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
         self._reducer: Reducer | None = None
         self._plan: local.Plan | None = None
         self._microbatches: Microbatches = 0
@@ -489,7 +488,7 @@ class Manager:
 
     def _joiner_vote(self, outcome: str, activates: int = 0) -> local.Vote:
         name = self._entries.newest
-        entry = None if name == UNNAMED else (name.epoch.number, name.epoch.term.number, name.epoch.term.lighthouse)
+        entry = None if name == UNNAMED else _triple(name)
         step = name.step + 1
         return local.Vote(
             epoch=0, step=step, outcome=outcome, next_total=self._total(step), activates=activates, entry=entry
@@ -558,7 +557,7 @@ class Manager:
         name = self._reduced_as
         vote = local.Vote(
             epoch=0, step=index + 1, outcome="followed", next_total=self._total(index + 1),
-            activates=self._outcome.ready, entry=(name.epoch.number, name.epoch.term.number, name.epoch.term.lighthouse),
+            activates=self._outcome.ready, entry=_triple(name),
         )  # fmt: skip
         answer = self._ask(vote)
         if answer.verdict != "go":
@@ -641,6 +640,10 @@ def _register(registry: StateRegistry, name: str, given: Any) -> None:
             registry.register(f"{name}-{number}", obj)
     else:
         registry.register(name, given)
+
+
+def _triple(name: Entry) -> tuple[int, int, str]:
+    return name.epoch.number, name.epoch.term.number, name.epoch.term.lighthouse
 
 
 def _shape_and_dtype(given: Any) -> tuple[Any, ...]:

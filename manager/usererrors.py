@@ -15,19 +15,20 @@ TEXT_CHARS_MAX = 16_384
 _previous = sys.excepthook
 
 
-def report_exceptions(send: Callable[[local.RankError], None], step: Callable[[], int]) -> None:
+def report_exceptions(
+    send: Callable[[local.RankError], None], step: Callable[[], int], quiet: tuple[type[BaseException], ...]
+) -> None:
     """Sends a `RankError` for an exception that nothing catches, then lets Python print it as always.
 
     Args:
         send: sends it to the group's manager.
         step: the step at which the rank is.
+        quiet: exceptions that are not the user's: the manager knows of them.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, ToldError):  # not a bug of the user's code: one line, no traceback
-            print(f"lightkeeper: {error}", file=sys.stderr, flush=True)
-            return
-        if not issubclass(kind, KeyboardInterrupt):
+        told = isinstance(error, ToldError)
+        if not issubclass(kind, KeyboardInterrupt) and not isinstance(error, quiet):
             text = "".join(traceback.format_exception(kind, error, trace))
             send(
                 local.RankError(
@@ -38,7 +39,10 @@ def report_exceptions(send: Callable[[local.RankError], None], step: Callable[[]
                     traceback=text[-TEXT_CHARS_MAX:],
                 )
             )
-        _previous(kind, error, trace)
+        if told:  # one line, no traceback
+            print(f"lightkeeper: {error}", file=sys.stderr, flush=True)
+        else:
+            _previous(kind, error, trace)
 
     sys.excepthook = hook
 

@@ -6,8 +6,8 @@ import pytest
 from groupworld import GroupWorld, epoch
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.manager import local
-from lightkeeper.manager.machine import EXIT_ASKED, EXIT_FENCED, EXIT_GAVE_UP, EXIT_REFUSED, EXIT_STOPPED, RankView
+from lightkeeper.manager import exits, local
+from lightkeeper.manager.machine import RankView
 
 
 def test_a_killed_rank_ends_the_group_which_kills_the_rest_and_says_so() -> None:
@@ -42,9 +42,11 @@ def test_an_error_of_the_users_is_told_with_the_death() -> None:
         step=5, type="ValueError", message="loss is nan", where="train.py:12 in loop", traceback="Traceback"
     )
     world.rank_says(0, error)
-    assert not world.said(m.Died), "the process may still be about to print it"
-    world.rank_ends(0, 1, "compute", 5)
     (died,) = world.said(m.Died)
+    assert died.cause == "rank 0 raised ValueError: loss is nan", "the others need not wait for its interpreter to end"
+    assert not world.killed, "it may still be about to print it"
+    world.rank_ends(0, 1, "compute", 5)
+    died = world.said(m.Died)[-1]
     assert died.cause == "rank 0 exited 1 after ValueError: loss is nan"
     assert died.error == m.UserError(5, "ValueError", "loss is nan", "train.py:12 in loop")
     assert world.events[0].traceback == "Traceback"
@@ -80,7 +82,7 @@ def test_fenced_means_killed() -> None:
     world.start()
     world.hears(m.Fence("its manager has been silent for 2.3 s"))
     assert world.killed == ["left out of the job: its manager has been silent for 2.3 s"]
-    assert world.ended[0].exit_code == EXIT_FENCED
+    assert world.ended[0].exit_code == exits.FENCED
 
 
 def test_refused_for_good_ends_and_refused_for_now_does_not() -> None:
@@ -89,7 +91,7 @@ def test_refused_for_good_ends_and_refused_for_now_does_not() -> None:
     world.hears(m.Refused("its lease must pass first", retry=True))
     assert not world.ended
     world.hears(m.Refused("g1 differs from g0: w"))
-    assert world.ended[0].exit_code == EXIT_REFUSED and "g1 differs from g0: w" in world.ended[0].reason
+    assert world.ended[0].exit_code == exits.REFUSED and "g1 differs from g0: w" in world.ended[0].reason
 
 
 def test_a_stop_for_cause_is_answered_to_waiting_and_later_votes_and_is_the_exit_code() -> None:
@@ -103,7 +105,7 @@ def test_a_stop_for_cause_is_answered_to_waiting_and_later_votes_and_is_the_exit
     assert world.answers(1)[-1].reason == "the job contradicts itself"
     world.rank_ends(0, 6)
     world.rank_ends(1, 6)
-    assert [end.exit_code for end in world.ended] == [EXIT_STOPPED]
+    assert [end.exit_code for end in world.ended] == [exits.STOPPED]
 
 
 # ---------------------------------------------------------------- helpers, leaving
@@ -138,7 +140,7 @@ def test_asked_to_leave_once_it_asks_and_twice_it_goes() -> None:
     world._carry_out(world.machine.asked_to_leave("SIGTERM", world.now))
     assert world.said(m.Leave) == [m.Leave("SIGTERM")] and not world.ended
     world._carry_out(world.machine.asked_to_leave("SIGTERM", world.now))
-    assert world.ended[0].exit_code == EXIT_ASKED and world.killed
+    assert world.ended[0].exit_code == exits.ASKED and world.killed
     assert world.said(m.Died)[0].cause == "SIGTERM: asked to end at once"
 
 
@@ -146,7 +148,7 @@ def test_asked_to_leave_before_the_first_epoch_it_goes_at_once() -> None:
     world = GroupWorld()
     world.connect()
     world._carry_out(world.machine.asked_to_leave("SIGINT", world.now))
-    assert world.ended[0].exit_code == EXIT_ASKED
+    assert world.ended[0].exit_code == exits.ASKED
 
 
 def test_a_rank_may_ask_for_its_group() -> None:
@@ -165,7 +167,7 @@ def test_a_lighthouse_that_is_not_there_at_the_start_is_given_up_after_the_budge
     world.pass_s(10)
     assert not world.ended
     world.pass_s(0.25)
-    assert world.ended[0].exit_code == EXIT_GAVE_UP
+    assert world.ended[0].exit_code == exits.GAVE_UP
     assert world.ended[0].reason == "the lighthouse at lh.example:29400 could not be reached for 10 s"
     assert world.killed
 
@@ -199,7 +201,7 @@ def test_a_vote_that_waits_longer_than_the_budget_ends_the_group_with_a_reason()
     world.pass_s(10)
     assert not world.ended
     world.pass_s(0.25)
-    assert world.ended[0].exit_code == EXIT_GAVE_UP
+    assert world.ended[0].exit_code == exits.GAVE_UP
     assert world.ended[0].reason == (
         "step 0 has been waiting for 10 s, longer than the outage budget; "
         "the lighthouse at lh.example:29400 is not in touch"
@@ -214,7 +216,7 @@ def test_the_first_epoch_may_take_ten_budgets() -> None:
     world.pass_s(100)
     assert not world.ended
     world.pass_s(0.25)
-    assert world.ended[0].exit_code == EXIT_GAVE_UP
+    assert world.ended[0].exit_code == exits.GAVE_UP
 
 
 def test_computing_is_not_waiting() -> None:
@@ -306,4 +308,4 @@ def test_a_query_that_nobody_answers_ends_with_the_budget() -> None:
     world.freeze_s(5)
     world.vote(0, "reduced", 0, at=1)
     world.pass_s(10.25)
-    assert world.ended[0].exit_code == EXIT_GAVE_UP and world.machine.last is None
+    assert world.ended[0].exit_code == exits.GAVE_UP and world.machine.last is None

@@ -172,7 +172,7 @@ def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
         ("lighthouse --token-file /nonexistent", "cannot read the token file /nonexistent"),
         ("launch -- train.py", "--group NAME is missing"),
         ("launch --group g0", "no script"),
-        ("launch --group ../x -- t.py", "group '../x': give 1 to 100 letters"),
+        ("launch --group ../x -- t.py", "group '../x': give 1 to 100 of"),
         ("launch --group g0 --ranks 0 -- t.py", "ranks 0: a group has at least one rank"),
         ("launch --group g0 --lighthouse h -- t.py", "lighthouse: 'h' is not an address"),
         ("launch --group g0 --minimum 4 --groups 3 -- t.py", "minimum 4 of 3 groups"),

@@ -15,7 +15,7 @@ from lightkeeper.manager.settings import PREFIX, Settings, read_settings, read_t
 GOOD: dict[str, Any] = {
     "lighthouse": "lh.example:1234", "job": "run-7_a.b", "group": "g5", "groups": 9, "minimum": 2,
     "start_window_s": 3.5, "ranks": 4, "token": "secret", "run_folder": "/tmp/run",
-    "outage_budget_s": 12.5, "host": "10.0.0.7", "bucket_mb": 0.5,
+    "outage_budget_s": 12.5, "host": "10.0.0.7", "bucket_mb": 0.5, "history_mb": 7.5,
     "fingerprint_every": 10,
 }  # fmt: skip
 
