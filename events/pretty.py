@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lightkeeper.events import summary
-from lightkeeper.events.schema import Event, Unknown, kind_of
+from lightkeeper.events.schema import Event, FaultInjected, Unknown, kind_of
 
 _HEADER = {field.name for field in msgspec.structs.fields(Event)}
 
@@ -50,23 +50,54 @@ def json_line(event: Event) -> str:
     return msgspec.json.encode(event.raw if isinstance(event, Unknown) else event).decode()
 
 
-def summary_lines(events: Sequence[Event]) -> list[str]:
-    """Every rule over the run, one line each: holds or not, its figure, and why not."""
-    rules = {
-        "detected after (s)": summary.detected_after,
-        "steps lost": summary.steps_lost,
-        "microbatches recomputed by survivors": summary.recomputed_by_survivors,
-        "samples consumed exactly once": summary.samples_exactly_once,
-        "fingerprints equal": summary.fingerprints_equal,
-        "one lineage": summary.one_lineage,
-        "only hit groups blamed": summary.blamed,
-        "goodput": summary.goodput,
+def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
+    """Every rule over the run, one line each: holds or not, its figure, and why not.
+
+    Rules that ask about an injected fault do not apply (n/a) to a run without one; of a run that goes on only the
+    steps that all members have committed are looked at, and what only its end can show is n/a.
+
+    Returns:
+        The lines, and whether every rule that applies holds.
+    """
+    faulty, ended = bool(summary.pick(events, FaultInjected)), summary.has_ended(events)
+    settled = None if ended else summary.settled_steps(events)
+    lines = [] if ended else [_row("the run", "", "", f"has not ended; {settled} steps are settled")]
+    lines.append(_row("groups lost", "", "", summary.lost_in_words(events) or "none"))
+    rules: dict[str, summary.Finding | str] = {
+        "detected after (s)": summary.detected_after(events) if faulty else "no fault was injected",
+        "steps lost": summary.steps_lost(events),
+        "microbatches recomputed by survivors": summary.recomputed_by_survivors(events),
+        "samples consumed exactly once": summary.samples_exactly_once(events, settled),
+        "fingerprints equal": _fingerprints(events, ended),
+        "one lineage": summary.one_lineage(events),
+        "only hit groups blamed": summary.blamed(events) if faulty else "no fault was injected",
+        "goodput": summary.goodput(events),
     }
-    lines = []
-    for name, rule in rules.items():
-        found = rule(events)
+    for name, found in rules.items():
+        if isinstance(found, str):
+            lines.append(_row(name, "n/a", "", found))
+            continue
         figure = "" if found.value is None else f"{found.value:.4g}"
-        lines.append(f"{name:<40} {'yes' if found.holds else 'no':<4} {figure:<8} {found.why}".rstrip())
+        lines.append(_row(name, "yes" if found.holds else "no", figure, found.why))
     for stall in summary.stalls(events):
-        lines.append(f"{'stood: ' + stall.group:<40} {'':<4} {stall.stood_s:.4g} s in step {stall.step}")
-    return lines
+        lines.append(_row(f"stood: {stall.group}", "", "", f"{stall.stood_s:.4g} s in step {stall.step}"))
+    lines += [_row(f"rejoined: {rejoin.group}", "", "", rejoin_in_words(rejoin)) for rejoin in summary.rejoins(events)]
+    return lines, all(isinstance(found, str) or found.holds for found in rules.values())
+
+
+def rejoin_in_words(rejoin: summary.Rejoin) -> str:
+    """`at step 90, 9.8 s after its new start, with 3.1 MiB at 250 MiB/s and 4 entries replayed`."""
+    mib = rejoin.bytes / (1 << 20)
+    rate = "" if rejoin.bytes_per_s is None else f" at {rejoin.bytes_per_s / (1 << 20):,.0f} MiB/s"
+    text = f"at step {rejoin.step}, {rejoin.after_s:.1f} s after its new start, with {mib:.1f} MiB{rate}"
+    return f"{text} and {rejoin.replayed} entries replayed"
+
+
+def _fingerprints(events: Sequence[Event], ended: bool) -> summary.Finding | str:
+    found = summary.fingerprints_equal(events)
+    open_end = found.why.startswith("at the end: ") and not ended
+    return "equal so far; the run has not ended" if open_end else found
+
+
+def _row(name: str, verdict: str, figure: str, text: str) -> str:
+    return f"{name:<40} {verdict:<4} {figure:<8} {text}".rstrip()

@@ -19,16 +19,22 @@ from lightkeeper.events.schema import (
     Activated,
     Adopted,
     Committed,
+    Copied,
     Event,
     FaultInjected,
     Finished,
     GroupLost,
+    Healed,
+    JobStopped,
+    ProcessStarted,
     Recovered,
+    Rejoined,
 )
 
 T = TypeVar("T", bound=Event)
 
 NORMAL_STEPS = 10  # a normal iteration is the median of this many before the fault
+PACE_STEPS_MIN = 3  # fewer iterations than this do not tell a pace
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,35 @@ class Stall:
     def stood_s(self) -> float:
         """Longest iteration less the normal one less the inherited work, not below zero."""
         return max(0.0, self.longest_s - self.normal_s - self.inherited_s)
+
+
+@dataclass(frozen=True)
+class Rejoin:
+    """How a group that was lost and started again became a member.
+
+    Attributes:
+        group: its name.
+        incarnation: its new start.
+        step: the first step it was a member of.
+        after_s: from its new start (or, where nobody wrote that down, from its joining) until then.
+        bytes: state fetched, over all tries and ranks.
+        fetch_s: the longest fetch of one rank's state.
+        bytes_per_s: of the fetches together.
+        pause_s: what the copy cost a member's training thread at a boundary, at most; None: nobody said.
+        replayed: entries applied after the copy, without a share in them.
+        survivors: the members' longest iteration from the copy until the step after the rejoin.
+    """
+
+    group: str
+    incarnation: str
+    step: int
+    after_s: float
+    bytes: int
+    fetch_s: float
+    bytes_per_s: float | None
+    pause_s: float | None
+    replayed: int
+    survivors: tuple[Stall, ...] = ()
 
 
 @dataclass
@@ -116,6 +151,24 @@ def lost_groups(events: Sequence[Event]) -> set[tuple[str, str]]:
     return {(event.group, event.incarnation) for event in events if isinstance(event, kinds)}
 
 
+def has_ended(events: Sequence[Event]) -> bool:
+    """Somebody wrote that the run is finished, or that the job has stopped."""
+    return any(isinstance(event, Finished | JobStopped) for event in events)
+
+
+def settled_steps(events: Sequence[Event]) -> int:
+    """Steps that every member of the newest epoch has committed: of a run that goes on, the later ones are open."""
+    line, members, last = lineage(events), _members_at(events), dict[str, int]()
+    for commits in line.commits.values():
+        for commit in commits:
+            last[commit.group] = max(last.get(commit.group, -1), commit.step)
+    return 1 + min((last.get(group, -1) for group in members(line.last_step)), default=line.last_step)
+
+
+def _lost_incarnations(events: Sequence[Event]) -> set[tuple[str, str]]:
+    return {name for name in lost_groups(events) if name[1]}
+
+
 # --- samples ------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +207,8 @@ def _step_is_whole(step: int, commits: list[Committed], members: set[str], lost:
     total = totals.pop()
     by_group: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for commit in commits:
-        by_group[commit.group].add(commit.microbatches)
+        if commit.live:  # a replay consumes nothing
+            by_group[commit.group].add(commit.microbatches)
     torn = [group for group, shares in by_group.items() if len(shares) > 1]
     if torn:
         return f"step {step}: the ranks of {torn[0]} name different microbatches"
@@ -228,15 +282,19 @@ def stalls(events: Sequence[Event], fault: FaultInjected | None = None) -> list[
     fault = fault or next(iter(pick(events, FaultInjected)), None)
     if fault is None:
         return []
-    by_group: dict[str, list[Committed]] = defaultdict(list)
-    line = lineage(events)
-    survivors = live_groups(events) - {fault.group}
-    for step in sorted(line.commits):
-        for commit in line.commits[step]:
-            if commit.group in survivors and commit.live and commit.rank == 0:
-                by_group[commit.group].append(commit)
+    by_group = _by_group(lineage(events), live_groups(events) - {fault.group})
     found = [_stall(group, commits, fault.step) for group, commits in sorted(by_group.items())]
     return [stall for stall in found if stall is not None]
+
+
+def _by_group(line: Lineage, groups: set[str]) -> dict[str, list[Committed]]:
+    """Live commits of rank 0 within the lineage, by group, in the order of the steps."""
+    by_group: dict[str, list[Committed]] = defaultdict(list)
+    for step in sorted(line.commits):
+        for commit in line.commits[step]:
+            if commit.group in groups and commit.live and commit.rank == 0:
+                by_group[commit.group].append(commit)
+    return by_group
 
 
 def _stall(group: str, commits: list[Committed], step: int) -> Stall | None:
@@ -251,13 +309,86 @@ def _stall(group: str, commits: list[Committed], step: int) -> Stall | None:
     return Stall(group, longest.step, longest.seconds, median(c.seconds for c in before), inherited)
 
 
+def rejoins(events: Sequence[Event]) -> list[Rejoin]:
+    """Every lost group that became a member again, in the order of the rejoins."""
+    line = lineage(events)
+    found = []
+    healed = (e for e in events if isinstance(e, Healed | Rejoined))
+    for group, incarnation in dict.fromkeys((e.group, e.incarnation) for e in healed):
+        own = [event for event in events if (event.group, event.incarnation) == (group, incarnation)]
+        live = (commit for commit in pick(own, Committed) if commit.live)  # named in a recovery: no word of its own
+        member = next(iter(pick(own, Rejoined)), None) or next(live, None)
+        if member is not None:
+            found.append(_rejoin(events, line, own, member))
+    return found
+
+
+def _rejoin(events: Sequence[Event], line: Lineage, own: Sequence[Event], rejoined: Rejoined | Committed) -> Rejoin:
+    group, healed = rejoined.group, pick(own, Healed)
+    started = _started(events, own[0], group)
+    seconds = sum(event.seconds for event in healed)
+    size = sum(event.bytes for event in healed)
+    copies = [
+        copy
+        for copy in pick(events, Copied)
+        if copy.group != group and seconds_between(started, copy) >= 0 and copy.step <= rejoined.step
+    ]
+    first = min([*(copy.step for copy in copies), *(event.step for event in healed)], default=rejoined.step)
+    replayed = {c.step for c in pick(own, Committed) if not c.live}
+    others = _by_group(line, {c.group for step in line.commits.values() for c in step} - {group})
+    stalls = [_longest(name, commits, first, rejoined.step + 1) for name, commits in sorted(others.items())]
+    return Rejoin(
+        group=group,
+        incarnation=rejoined.incarnation,
+        step=rejoined.step,
+        after_s=seconds_between(started, rejoined),
+        bytes=size,
+        fetch_s=max((event.seconds for event in healed), default=0.0),
+        bytes_per_s=size / seconds if seconds > 0 else None,
+        pause_s=max((copy.pause_s for copy in copies), default=None),
+        replayed=len(replayed),
+        survivors=tuple(stall for stall in stalls if stall is not None),
+    )
+
+
+def _started(events: Sequence[Event], first: Event, group: str) -> Event:
+    """Who started it may have written that down; else the first thing said of it."""
+    starts = [e for e in pick(events, ProcessStarted) if e.group == group and seconds_between(e, first) >= 0]
+    lost = [e for e in pick(events, GroupLost) if e.group == group and seconds_between(e, first) >= 0]
+    starts = [e for e in starts if not lost or seconds_between(lost[-1], e) >= 0]
+    return starts[0] if starts else first
+
+
+def _longest(group: str, commits: list[Committed], first: int, last: int) -> Stall | None:
+    """The longest of the iterations `first` to `last`, against the ten before them (of the same epoch, if known)."""
+    earlier = [c for c in commits if c.step < first and c.seconds > 0]
+    alike = [c for c in earlier if c.epoch == earlier[-1].epoch]
+    before = [c.seconds for c in (alike if len(alike) >= PACE_STEPS_MIN else earlier)][-NORMAL_STEPS:]
+    during = [c for c in commits if first <= c.step <= last]
+    if not before or not during:
+        return None
+    longest = max(during, key=lambda c: c.seconds)
+    return Stall(group, longest.step, longest.seconds, median(before), 0.0)
+
+
+def lost_in_words(events: Sequence[Event]) -> str:
+    """Who was lost, why and at which step; empty if nobody was."""
+    told = [
+        f"{lost.group} ({lost.cause}{f', step {lost.step}' if lost.step >= 0 else ''})"
+        for lost in pick(events, GroupLost)
+    ]
+    return ", ".join(dict.fromkeys(told))
+
+
 def steps_lost(events: Sequence[Event]) -> Finding:
     """Committed steps whose work was thrown away by a group that stayed; must be 0."""
     stayed = live_groups(events)
     if not stayed:
         return Finding(False, "no step was committed")
     line = lineage(events)
-    lost = {(commit.group, commit.step) for commit in line.discarded if commit.group in stayed}
+    gone = _lost_incarnations(events)  # what they threw away is no work of a group that stayed
+    kept = [c for c in line.discarded if c.group in stayed and (c.group, c.incarnation) not in gone]
+    lost = {(commit.group, commit.step) for commit in kept}
     again: Counter[tuple[str, str, int, int]] = Counter()
     for step, commits in line.commits.items():
         again.update((c.group, c.incarnation, c.rank, step) for c in commits if c.live)
@@ -268,9 +399,10 @@ def steps_lost(events: Sequence[Event]) -> Finding:
 
 def recomputed_by_survivors(events: Sequence[Event]) -> Finding:
     """Microbatches for which a group that stayed ran forward and backward more than once; must be 0."""
-    stayed = live_groups(events)
+    stayed, gone = live_groups(events), _lost_incarnations(events)
     line = lineage(events)
-    commits = [c for step in line.commits.values() for c in step if c.group in stayed and c.live]
+    live = (c for step in line.commits.values() for c in step if c.group in stayed and c.live)
+    commits = [c for c in live if (c.group, c.incarnation) not in gone]
     if not commits:
         return Finding(False, "no live commit was recorded")
     if any(commit.computed is None for commit in commits):
@@ -341,18 +473,25 @@ def final_loss(events: Sequence[Event]) -> float | None:
 
 
 def goodput(events: Sequence[Event]) -> Finding:
-    """Share of the elapsed time that went into steps at their normal pace, by a group that stayed to the end.
+    """Share of the elapsed time that went into steps at their normal pace, by the group that was there longest.
 
-    (steps committed x median iteration) / (time from the first commit to the last).
+    Per stretch of steps under one epoch: the number of iterations times their median; the sum of these over the time
+    from the first commit to the last. A stretch too short to know its own pace takes that of the one before. Time
+    that nobody trained in, a stall or an outage, is in the elapsed time only.
     """
-    stayed = sorted(live_groups(events))
-    if not stayed:
-        return Finding(False, "no step was committed")
     line = lineage(events)
-    commits = (c for step in sorted(line.commits) for c in line.commits[step])
-    own = [c for c in commits if c.group == stayed[0] and c.rank == 0]
+    live = _by_group(line, live_groups(events))
+    if not live:
+        return Finding(False, "no step was committed")
+    own = max(live.values(), key=len)
     elapsed = seconds_between(own[0], own[-1])
     if len(own) < 2 or elapsed <= 0:
         return Finding(False, "fewer than two commits")
-    normal = median(seconds_between(a, b) for a, b in pairwise(own))
-    return Finding(True, "", min(1.0, normal * (len(own) - 1) / elapsed))
+    stretches: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for earlier, later in pairwise(own):
+        stretches[later.epoch, later.term].append(seconds_between(earlier, later))
+    good, pace = 0.0, median(seconds_between(a, b) for a, b in pairwise(own))
+    for intervals in stretches.values():
+        pace = median(intervals) if len(intervals) >= PACE_STEPS_MIN else pace
+        good += pace * len(intervals)
+    return Finding(True, "", min(1.0, good / elapsed))

@@ -22,16 +22,18 @@ class Fault(StrEnum):
 
 def command(
     groups: Annotated[int, typer.Option(help="Replica groups.")] = 3,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 40,
-    microbatches: Annotated[int, typer.Option(help="Microbatches of a step, over all groups.")] = 12,
-    fault: Annotated[Fault, typer.Option(help="What happens to one group, inside a reduce.")] = Fault.kill,
+    steps: Annotated[int, typer.Option(help="Training steps; a restarted group needs some to come back.")] = 120,
+    microbatches: Annotated[int, typer.Option(help="Microbatches of a step, over all groups.")] = 24,
+    fault: Annotated[
+        Fault, typer.Option(help="What happens to one group inside a reduce; then it is started again.")
+    ] = Fault.kill,
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     run_folder: Annotated[
         Path | None, typer.Option(help="Where the event log goes; a new folder under ./runs by default.")
     ] = None,
 ) -> int:
-    """Train with real processes, break one group inside a reduce, and check that nothing was lost."""
+    """Train with real processes, break one group inside a reduce, start it again, and check that nothing was lost."""
     check_count(groups, "--groups", 1, 16)
     check_count(steps, "--steps", 4, 100_000)
     check_count(seed, "--seed", 0, 2**31 - 1)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightkeeper.errors import UsageError
+from lightkeeper.errors import RunFolderError, UsageError
+
+if TYPE_CHECKING:
+    from lightkeeper.events.schema import Event
+
+FOLDER_S_MAX = 10.0
+RULE_BROKEN = 1
 
 
 def command(
@@ -17,36 +25,66 @@ def command(
     kind: Annotated[
         list[str] | None, typer.Option("--kind", help="Only this kind, e.g. group_lost; may be repeated.")
     ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--except", help="Not this kind, e.g. committed; may be repeated.")
+    ] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Without the steps: --except committed.")] = False,
     group: Annotated[str, typer.Option(help="Only events about this group.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the lines as JSON, merged by time.")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="Print the rules over the log instead.")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Print the rules over the log instead; ends with 1 if one does not hold.")
+    ] = False,
 ) -> int:
     """Print the events of a run, merged over all of its processes."""
     from lightkeeper.events import reader
-    from lightkeeper.events.pretty import json_line, line
-    from lightkeeper.events.schema import BY_NAME, Event, kind_of
+    from lightkeeper.events.pretty import json_line, line, summary_lines
+    from lightkeeper.events.schema import BY_NAME, kind_of
 
-    unknown = sorted(set(kind or []) - set(BY_NAME))
+    unknown = sorted({*(kind or []), *(without or [])} - set(BY_NAME))
     if unknown:
         raise UsageError(f"no event kind {unknown[0]!r} (there are: {', '.join(BY_NAME)})")
+    if follow and summary:
+        raise UsageError("--summary is of what is written so far: it does not go with --follow")
+    hidden = {*(without or []), *(["committed"] if brief else [])}
 
     def show(event: Event) -> None:
-        if (not kind or kind_of(event) in kind) and (not group or event.group == group):
+        shown = kind_of(event)
+        if (not kind or shown in kind) and shown not in hidden and (not group or event.group == group):
             sys.stdout.write((json_line(event) if json else line(event)) + "\n")
 
     if follow:
+        _await_folder(run, reader.events_folder)
         for event in reader.follow(run, stop=lambda: False):
             show(event) if event is not None else sys.stdout.flush()
         return 0
-    log = reader.read_run(run)
+    log, holds = reader.read_run(run), True
     if summary:
-        from lightkeeper.events.pretty import summary_lines
-
-        for text in summary_lines(log.events):
+        lines, holds = summary_lines(log.events)
+        for text in lines:
             sys.stdout.write(text + "\n")
     else:
         for event in log.events:
             show(event)
     for torn in log.torn:
         print(f"lightkeeper: {torn.file.name} line {torn.line} is torn: {torn.text[:60]}", file=sys.stderr)
-    return 0
+    return 0 if holds else RULE_BROKEN
+
+
+def _await_folder(run: Path, find: Callable[[Path], Path]) -> None:
+    """Waits a little for a run that is just being started.
+
+    Raises:
+        RunFolderError: there is still no event log.
+    """
+    deadline, told = time.monotonic() + FOLDER_S_MAX, False
+    while True:
+        try:
+            find(run)
+            return
+        except RunFolderError:
+            if time.monotonic() > deadline:
+                raise
+        if not told:
+            print(f"lightkeeper: waiting {FOLDER_S_MAX:g} s for an event log in {run}", file=sys.stderr)
+            told = True
+        time.sleep(0.1)

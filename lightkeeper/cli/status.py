@@ -59,7 +59,10 @@ def ask(lighthouse: str, job: str, token: str) -> Any:
             return stub.Status(lighthouse_pb2.StatusRequest(), timeout=ANSWER_S_MAX, metadata=metadata(token, job))
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.NOT_FOUND):
+    if code is grpc.StatusCode.NOT_FOUND:
+        reason = "it has not begun, or it has ended and is forgotten"
+        raise UsageError(f"the lighthouse at {lighthouse} says: {details} ({reason})")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
         raise UsageError(f"the lighthouse at {lighthouse} says: {details}")
     raise ToldError(f"no lighthouse answers at {lighthouse}: {details}")
 
@@ -75,13 +78,14 @@ def show(reply: Any) -> None:
     if reply.HasField("membership"):
         head += f", epoch {reply.membership.epoch.number}"
     console.print(Text(head))
-    for what, text in (("waiting for", reply.waiting), ("stopped:", reply.stopped)):
-        if text:
-            console.print(Text(f"{what} {text}"))
+    if reply.stopped:  # nobody is waited for any more
+        console.print(Text(reply.stopped if reply.stopped.startswith("finished") else f"stopped: {reply.stopped}"))
+    elif reply.waiting:
+        console.print(Text(f"waiting for {reply.waiting}"))
     table = Table()
     for column in ("group", "state", "phase", "step", "silent for"):
         table.add_column(column)
     for group in reply.groups:
-        silent = f"{group.silent_ms / 1000:.1f} s"
+        silent = "-" if reply.stopped else f"{group.silent_ms / 1000:.1f} s"
         table.add_row(*map(Text, (group.group, group.state, group.phase, str(group.step), silent)))
     console.print(table)

@@ -21,8 +21,8 @@ class DemoOptions:
     """
 
     groups: int = 3
-    steps: int = 40
-    microbatches: int = 12
+    steps: int = 120
+    microbatches: int = 24
     fault: str = "kill"
     seed: int = 0
     as_json: bool = False

@@ -12,9 +12,11 @@ from rich.text import Text
 
 from lightkeeper.demo.options import DemoOptions
 from lightkeeper.events import summary
-from lightkeeper.events.schema import Event, FaultInjected, Recovered
+from lightkeeper.events.reader import seconds_between
+from lightkeeper.events.schema import Committed, Event, FaultInjected, ProcessStarted, Recovered
 
 LOSS_TOLERANCE = 0.01  # nats; the order of summation differs once the members do
+REJOIN_S_MAX = 60.0  # a run that went on for longer than this after the restart was not too short to come back
 FAULT_WORDS = {"kill": "SIGKILL", "freeze": "SIGSTOP"}
 
 
@@ -67,11 +69,12 @@ class Outcome:
 
     Attributes:
         events: its event log.
-        exit_codes: of the lighthouse and the groups.
+        exit_codes: of the lighthouse and the groups; of a group that was started again, of its last start.
         leftovers: processes that outlived their group.
         folder: the run's folder.
         victim: the group that was broken, empty if none.
         trouble: why the run was given up, empty if it was not.
+        earlier_codes: exit codes of the first start of groups that were started again.
     """
 
     events: Sequence[Event]
@@ -80,6 +83,7 @@ class Outcome:
     folder: Path
     victim: str = ""
     trouble: str = ""
+    earlier_codes: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def build(options: DemoOptions, outcome: Outcome, reference: Outcome | None) -> Report:
@@ -132,6 +136,54 @@ def _fault_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None
     _stood_line(report, options, summary.stalls(events, fault), events)
     recovery = summary.recovery_ran(events)
     report.add("recovery ran", recovery.why or "yes", recovery.holds)
+    _rejoin_lines(report, options, outcome)
+
+
+def _rejoin_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None:
+    rejoin = _rejoined(outcome)
+    if rejoin is None:
+        text, holds = _why_not_back(options, outcome)
+        report.add("rejoined after", text, holds, rejoined_after_s=None)
+        return
+    report.add(
+        "rejoined after",
+        f"{rejoin.after_s:.1f} s from its new start, as a member from step {rejoin.step} on",
+        True,
+        rejoined_after_s=rejoin.after_s,
+        rejoined_step=rejoin.step,
+    )
+    rate = rejoin.bytes_per_s
+    text = f"{rejoin.bytes / (1 << 20):.2f} MiB in {rejoin.fetch_s:.3f} s"
+    text += "" if rate is None else f", {rate / (1 << 20):,.0f} MiB/s"
+    report.add("state fetched", text, rejoin.bytes > 0, heal_bytes=rejoin.bytes, heal_bytes_per_s=rate)
+    pause = rejoin.pause_s
+    text = "unknown" if pause is None else f"{pause * 1000:.1f} ms of a member's training thread, at most"
+    report.add("snapshot pause", text, pause is not None, snapshot_pause_s=pause)
+    report.add("entries replayed", str(rejoin.replayed), None, entries_replayed=rejoin.replayed)
+    beyond = max((stall.stood_s for stall in rejoin.survivors), default=None)
+    text = "unknown"
+    if beyond is not None:
+        worst = max(rejoin.survivors, key=lambda stall: stall.stood_s)
+        text = f"{worst.stood_s:.3f} s beyond a step of {worst.normal_s:.3f} s, in step {worst.step}"
+    known = len(rejoin.survivors) == options.groups - 1
+    report.add("longest iteration at the rejoin", text, known, rejoin_stood_s=beyond)
+
+
+def _rejoined(outcome: Outcome) -> summary.Rejoin | None:
+    return next((rejoin for rejoin in summary.rejoins(outcome.events) if rejoin.group == outcome.victim), None)
+
+
+def _why_not_back(options: DemoOptions, outcome: Outcome) -> tuple[str, bool | None]:
+    """Too few steps to come back is no fault of the group; anything else is."""
+    starts = [e for e in summary.pick(outcome.events, ProcessStarted) if e.group == outcome.victim and e.child]
+    if not starts:
+        return f"{outcome.victim} was not started again: the run ended before it could be", None
+    last = summary.pick(outcome.events, Committed)[-1]
+    went_on_s = max(0.0, seconds_between(starts[-1], last))
+    if went_on_s > REJOIN_S_MAX or outcome.trouble:
+        return f"{outcome.victim} was started again and did not come back within {went_on_s:.1f} s", False
+    text = f"not shown: --steps {options.steps} is too few; the run ended {went_on_s:.1f} s after the new start"
+    return f"{text} of {outcome.victim}", None
 
 
 def _stood_line(
@@ -174,12 +226,21 @@ def _state_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None
     same = summary.fingerprints_equal(events)
     live = ", ".join(sorted(summary.live_groups(events))) or "nobody"
     text = f"yes: {live}" if same.holds else f"no: {same.why}"
-    report.add("fingerprints equal", text, same.holds, fingerprints_equal=same.holds)
+    everyone = len(summary.live_groups(events)) == _expected(options, outcome)
+    if same.holds and not everyone:
+        text = f"only of {live}, {_expected(options, outcome)} groups should be there"
+    text += f" ({len(summary.live_groups(events))} of {options.groups})"
+    report.add("fingerprints equal", text, same.holds and everyone, fingerprints_equal=same.holds)
     line = summary.one_lineage(events)
     report.add("one lineage", line.why or "yes", line.holds)
     good = summary.goodput(events)
     if good.value is not None:
         report.add("goodput", f"{good.value:.1%}", None, goodput=good.value)
+
+
+def _expected(options: DemoOptions, outcome: Outcome) -> int:
+    """How many groups there must be at the end: all, but for one that was broken and had no time to come back."""
+    return options.groups - (1 if outcome.victim and _rejoined(outcome) is None else 0)
 
 
 def _loss_line(report: Report, outcome: Outcome, reference: Outcome | None) -> None:
@@ -200,12 +261,18 @@ def _loss_line(report: Report, outcome: Outcome, reference: Outcome | None) -> N
 
 
 def _process_lines(report: Report, outcome: Outcome) -> None:
-    codes = {name: code for name, code in outcome.exit_codes.items() if name != outcome.victim}
+    broken = outcome.victim if _rejoined(outcome) is None else ""
+    codes = {name: code for name, code in outcome.exit_codes.items() if name != broken}
     wrong = {name: code for name, code in codes.items() if code != 0}
-    text = (
-        ", ".join(f"{name} {code}" for name, code in sorted(wrong.items())) or "0 of all that were not broken"
+    text = ", ".join(f"{name} {code}" for name, code in sorted(wrong.items())) or f"0 of {', '.join(sorted(codes))}"
+    text += "".join(f"; {code} of {name} when it was broken" for name, code in outcome.earlier_codes.items())
+    report.add(
+        "exit codes",
+        text,
+        not wrong,
+        exit_codes=dict(outcome.exit_codes),
+        broken_exit_codes=dict(outcome.earlier_codes),
     )
-    report.add("exit codes", text, not wrong, exit_codes=dict(outcome.exit_codes))
     left = ", ".join(outcome.leftovers) or "none"
     report.add("processes left over", left, not outcome.leftovers)
 

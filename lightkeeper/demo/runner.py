@@ -19,10 +19,11 @@ from lightkeeper.demo.report import Outcome, Report, build, plain_lines, table
 from lightkeeper.demo.view import View
 from lightkeeper.errors import RunFolderError, ToldError
 from lightkeeper.events import EventLog, follow, read_run
-from lightkeeper.events.schema import FaultInjected, RunStarted, Waiting
+from lightkeeper.events.schema import FaultInjected, ProcessStarted, RunStarted, Waiting
 
 SILENCE_S_MAX = 60.0  # nothing goes on for this long: the run is given up
 FAILED_S_MAX = 5.0  # how long the others may go on after a group failed that was not broken
+LATE_S_MAX = 10.0  # how long a group that was started again may outlive a run that ended before it could join
 GONE_S_MAX = 3.0  # how long a group's descendants may take to be gone
 FAULT_VARIABLE = "LIGHTKEEPER_FAULT"
 JOB = "demo"
@@ -100,14 +101,20 @@ def train(options: DemoOptions, folder: Path, victim: str, what: str, stream: Te
             for name in names:
                 job.start_group(name, train_command(options), fault_environment(options, name, victim))
             with View(title, options.steps, stream) as view:
-                trouble = watch(job, view, victim)
+                trouble = watch(job, view, victim, lambda: start_again(job, log, options, victim))
         except ToldError as error:
             trouble = str(error)
         leftovers = wait_until_gone(job)
         job.stop_lighthouse()
-        codes = job.exit_codes()
+        codes, earlier = job.exit_codes(), job.earlier_codes()
     log.close()
-    return Outcome(read_run(folder).events, codes, leftovers, folder, victim, trouble)
+    return Outcome(read_run(folder).events, codes, leftovers, folder, victim, trouble, earlier)
+
+
+def start_again(job: LocalJob, log: EventLog, options: DemoOptions, group: str) -> None:
+    """The same line as before, without the fault: what a scheduler or a person would do."""
+    child = job.start_group(group, train_command(options))
+    log.write(ProcessStarted(command=f"launch --group {group}", child=child.pid, group=group))
 
 
 def train_command(options: DemoOptions) -> list[str]:
@@ -120,19 +127,38 @@ def train_command(options: DemoOptions) -> list[str]:
 
 
 def fault_environment(options: DemoOptions, group: str, victim: str) -> dict[str, str]:
-    """The variable that makes the victim break itself inside a reduce, half-way."""
+    """The variable that makes the victim break itself inside a reduce, after a quarter of the steps."""
     if group != victim:
         return {}
-    return {FAULT_VARIABLE: f"{options.fault}:{group}:reduce:{options.steps // 2}"}
+    return {FAULT_VARIABLE: f"{options.fault}:{group}:reduce:{fault_step(options.steps)}"}
 
 
-def watch(job: LocalJob, view: View, victim: str, now: Callable[[], float] = time.monotonic) -> str:
+def fault_step(steps: int) -> int:
+    """Early enough for the group to come back, late enough for a normal step to be known."""
+    return max(1, steps // 4)
+
+
+def watch(
+    job: LocalJob,
+    view: View,
+    victim: str,
+    again: Callable[[], None] | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> str:
     """Follow the event log until every group has ended.
 
+    Args:
+        job: the processes.
+        view: shows the events.
+        victim: the group that is broken, or empty.
+        again: starts the victim again; called once, when it has ended after its fault and the others go on.
+        now: the time, seconds.
+
     Returns:
-        Empty, or why the run was given up: a group that was not broken failed, or nothing goes on.
+        Empty, or why the run was given up: a group that was not broken (or was started again) failed, or nothing
+        goes on.
     """
-    heard, failed_at, struck = now(), None, False
+    heard, failed_at, struck, spared, alone_at = now(), None, False, victim, None
     for event in follow(job.folder, stop=lambda: not job.running()):
         if event is None:
             view.draw()
@@ -141,15 +167,23 @@ def watch(job: LocalJob, view: View, victim: str, now: Callable[[], float] = tim
             struck = struck or isinstance(event, FaultInjected)
             if not isinstance(event, Waiting):  # to say that one waits is not to go on
                 heard = now()
-        failed = job.failed(but="" if not struck else victim)
-        if failed:
+        others = [group for group in job.running() if group != victim]
+        if again is not None and struck and others and victim not in job.running():
+            again()
+            again, spared = None, ""
+        if victim and not others and spared == "":
+            alone_at = now() if alone_at is None else alone_at
+            if now() - alone_at > LATE_S_MAX:
+                break  # the run is over, and the job forgotten: it would wait for the others for ever
+        failed = job.failed(but=spared if struck else "")
+        if failed and (others or failed != victim):
             failed_at = now() if failed_at is None else failed_at
             if now() - failed_at > FAILED_S_MAX:
                 return describe_failure(job, failed)
         if now() - heard > SILENCE_S_MAX:
             waiting = view.state.waiting or "nobody said for whom it waits"
             return f"nothing went on for {SILENCE_S_MAX:g} s at step {view.state.step + 1}: {waiting}"
-    failed = job.failed(but=victim)
+    failed = job.failed(but=victim)  # whether the victim came back is a line of the table
     return describe_failure(job, failed) if failed else ""
 
 

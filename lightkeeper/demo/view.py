@@ -30,16 +30,18 @@ class GroupState:
     """One group, as the events tell it.
 
     Attributes:
-        state: "starting", "joined", "training", "lost (signal 9)", "finished", ...
+        state: "starting", "joined", "healing", "replaying", "training", "lost (signal 9)", "finished", ...
         step: last step it committed, -1: none.
         microbatches: how many it computed in that step.
         gone: it is no longer part of the run.
+        incarnation: which start of it this is, once known; what is told of an earlier one no longer counts.
     """
 
     state: str = "starting"
     step: int = -1
     microbatches: int = 0
     gone: bool = False
+    incarnation: str = ""
 
 
 @dataclass
@@ -109,12 +111,17 @@ class RunState:
     def _about_a_group(self, event: Event) -> str | None:
         match event:
             case schema.ProcessStarted():
-                if event.group and self._group(event.group).gone:
-                    self.groups[event.group] = GroupState()
-                return None
+                if not event.group or not self._group(event.group).gone:
+                    return None
+                self.groups[event.group] = GroupState()
+                return f"{event.group} is started again"
             case schema.Joined():
-                self._group(event.group).state = "joined"
+                self.groups[event.group] = GroupState("joined", incarnation=event.incarnation)
                 return f"{event.group} joined"
+            case schema.Healing() | schema.Healed() | schema.HealFailed() | schema.Rejoined():
+                return self._comes_back(event)
+            case schema.Copied():
+                return f"{event.group} copied its state for a joiner, in {event.pause_s * 1000:.1f} ms"
             case schema.Refused():
                 self._set(event, "refused")
                 return f"{event.group or 'somebody'} was refused: {event.reason}"
@@ -136,15 +143,34 @@ class RunState:
                 pass
         return None
 
+    def _comes_back(self, event: Event) -> str | None:
+        group = self._group(event.group)
+        match event:
+            case schema.Healing():
+                group.state = "healing"
+                return f"{event.group} heals: the members' state before step {event.step}"
+            case schema.Healed():
+                group.state = "replaying"
+                mib = event.bytes / (1 << 20)
+                return f"{event.group} has the state before step {event.step}: {mib:.1f} MiB in {event.seconds:.2f} s"
+            case schema.HealFailed():
+                return f"{event.group} has to heal anew: {event.reason}"
+            case schema.Rejoined():
+                group.state = "rejoined"
+                return f"{event.group} is a member again, from step {event.step} on"
+            case _:
+                return None
+
     def _set(self, event: Event, state: str) -> None:
         if event.group:
             group = self._group(event.group)
-            group.state, group.gone = state, True
+            if not group.incarnation or event.incarnation in ("", group.incarnation):
+                group.state, group.gone = state, True
 
     def _committed(self, event: Committed) -> None:
         group = self._group(event.group)
-        if not group.gone:
-            group.state = "training" if event.live else "catching up"
+        if not group.gone and group.incarnation in ("", event.incarnation):
+            group.state = "training" if event.live else "replaying"
         group.step, group.microbatches = event.step, len(event.microbatches)
         if event.step <= self.step:
             return

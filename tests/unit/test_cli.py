@@ -185,6 +185,8 @@ def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
         ("bench nonsense", "no bench 'nonsense'"),
         ("events /nonexistent", "no event log in /nonexistent"),
         ("events /tmp --kind meteor", "no event kind 'meteor'"),
+        ("events /tmp --except meteor", "no event kind 'meteor'"),
+        ("events /tmp --follow --summary", "--summary is of what is written so far"),
     ],
 )
 def test_bad_input_gets_one_line_and_code_2(
@@ -237,13 +239,15 @@ def test_told_errors_and_interrupts_have_their_codes(
 class FakeLighthouse(lighthouse_pb2_grpc.LighthouseServicer):
     """Knows one job, `j`, and the token `secret`."""
 
+    stopped = ""
+
     def Status(self, request: Any, context: grpc.ServicerContext) -> Any:
         carried = dict(context.invocation_metadata())
         if not authorised(carried.items(), "secret"):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
         if carried[JOB_KEY] != "j":
             context.abort(grpc.StatusCode.NOT_FOUND, f"no job {carried[JOB_KEY]!r} here; jobs: j")
-        reply = lighthouse_pb2.StatusReply(job="j", waiting="g2 (to join) for 3.0 s")
+        reply = lighthouse_pb2.StatusReply(job="j", waiting="g2 (to join) for 3.0 s", stopped=self.stopped)
         reply.term.number = 4
         reply.membership.epoch.number = 9
         reply.groups.add(group="g0", state="member", phase="reduce", step=12, silent_ms=150)
@@ -270,6 +274,21 @@ def test_status_shows_the_job(lighthouse: str, capsys: pytest.CaptureFixture[str
         assert text in said
     assert run(["status", "--lighthouse", lighthouse, "--job", "j", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["phase"] == "reduce"
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [("finished: step 40 is final", "finished: step 40 is final"), ("nobody is left", "stopped: nobody is left")],
+)
+def test_status_after_the_end(
+    reason: str, says: str, lighthouse: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FakeLighthouse, "stopped", reason)
+    assert run(["status", "--lighthouse", lighthouse, "--job", "j"]) == 0
+    said = capsys.readouterr().out
+    assert says in said.splitlines()
+    assert "waiting" not in said
+    assert "0.1 s" not in said, "nobody is expected to speak any more"
 
 
 def test_status_tells_what_is_wrong(
@@ -318,9 +337,33 @@ def test_events_filters_and_json(a_run: Path, capsys: pytest.CaptureFixture[str]
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+def test_events_hides_kinds(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["events", str(a_run), "--except", "group_lost"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert run(["events", str(a_run), "--brief"]) == 0
+    assert "group_lost" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_following_a_folder_that_is_not_there_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lightkeeper.cli.events.FOLDER_S_MAX", 0.3)
+    assert run(["events", str(tmp_path / "no"), "--follow"]) == 2
+    said, wrong = capsys.readouterr().err.splitlines()
+    assert said.startswith("lightkeeper: waiting 0.3 s for an event log in")
+    assert wrong.startswith("lightkeeper: no event log in")
+
+
+def test_events_summary_ends_well_when_every_rule_holds(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, "rank g0/0", group="g0")
+    for step in range(3):
+        log.write(Committed(step=step, epoch=1, total=2, microbatches=(0, 1), computed=2, fingerprint="f"))
+    assert run(["events", str(tmp_path), "--summary"]) == 0
+
+
 def test_events_tells_torn_lines_and_sums_up(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     next((a_run / "events").glob("rank*")).open("a").write('{"kind":"comm')
-    assert run(["events", str(a_run), "--summary"]) == 0
+    assert run(["events", str(a_run), "--summary"]) == 1, "a rule does not hold"
     said = capsys.readouterr()
     assert "samples consumed exactly once            yes  6" in said.out
     assert "line 4 is torn" in said.err

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lightkeeper.errors import RunFolderError
-from lightkeeper.events import EventLog, follow, read_run, schema, summary
+from lightkeeper.events import EventLog, follow, pretty, read_run, schema, summary
 from lightkeeper.events import writer as writer_module
 from lightkeeper.events.reader import decode, in_order
 from lightkeeper.events.schema import (
@@ -76,6 +76,9 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "peer": "p",
         "what": "w",
         "count": 2,
+        "pause_s": 0.002,
+        "bytes": 10,
+        "seconds": 0.5,
     }
     needed = {name: samples[name] for name in _required(kind)}
     EventLog(tmp_path, "lighthouse").write(kind(**needed))  # type: ignore[arg-type]
@@ -469,6 +472,132 @@ def test_the_last_fingerprint_may_come_with_finished() -> None:
     manager = schema.Finished(step=STEPS, group="g0", process="manager g0")
     assert not summary.fingerprints_equal([*bare, manager, finished("g2", "x")]).holds
     assert not summary.fingerprints_equal([*good_run(), finished("g0", "other")]).holds
+
+
+# --- rules: the same run, and g1 comes back: started at 15.2 s, a member from step 18 on
+
+
+def event_of_g1(kind: type[Event], at_s: float, incarnation: str = "g1-2", **fields: object) -> Event:
+    where: dict[str, object] = {"group": "g1", "incarnation": incarnation, "host": "h", "mono_ns": int(at_s * 1e9)}
+    return kind(**{**where, **fields})  # type: ignore[arg-type]
+
+
+BACK = {"g0": (0, 3), "g1": (), "g2": (1, 2, 4, 5)}
+BACK_STEP, END = 18, 21
+
+
+def returning_run() -> list[Event]:
+    events = [
+        *good_run(),
+        event_of_g1(schema.ProcessStarted, 15.2, incarnation="", command="launch --group g1", child=7),
+        event_of_g1(schema.Joined, 16.0),
+        event_of_g1(schema.Healing, 16.1, step=17),
+    ]
+    for step in range(STEPS, BACK_STEP):
+        events += [commit(group, step, HEIRS, 2, seconds=1.4) for group in HEIRS]
+    for group in HEIRS:
+        events.append(schema.Copied(step=17, pause_s=0.002, group=group, host="h", mono_ns=17 * 10**9))
+    events.append(event_of_g1(schema.Healed, 17.5, step=17, bytes=2 << 20, seconds=0.5, donors=2))
+    events.append(commit("g1", 17, {"g1": ()}, 2, incarnation="g1-2", live=False, computed=0))
+    events.append(event_of_g1(schema.Rejoined, 18.2, step=BACK_STEP))
+    events.append(Activated(epoch=3, first_step=BACK_STEP, members=("g0", "g1", "g2"), shares=BACK))
+    for step in range(BACK_STEP, END):
+        late = {"seconds": 1.7 if step == BACK_STEP else 1.0}
+        events += [commit(group, step, BACK, 3, **late) for group in HEIRS]
+        events.append(commit("g1", step, BACK, 3, incarnation="g1-2", **late))
+    return events
+
+
+def test_a_group_that_comes_back_is_told() -> None:
+    run = returning_run()
+    (rejoin,) = summary.rejoins(run)
+    assert (rejoin.group, rejoin.incarnation, rejoin.step, rejoin.replayed) == ("g1", "g1-2", BACK_STEP, 1)
+    assert rejoin.after_s == pytest.approx(3.0)
+    assert (rejoin.bytes, rejoin.bytes_per_s, rejoin.pause_s) == (2 << 20, 4 << 20, 0.002)
+    assert [(stall.group, stall.step) for stall in rejoin.survivors] == [("g0", BACK_STEP), ("g2", BACK_STEP)]
+    assert rejoin.survivors[0].stood_s == pytest.approx(0.3)
+    assert summary.rejoins(good_run()) == []
+
+
+def test_a_start_that_nobody_wrote_down_counts_from_the_joining() -> None:
+    run = [event for event in returning_run() if not isinstance(event, schema.ProcessStarted)]
+    assert summary.rejoins(run)[0].after_s == pytest.approx(2.2)
+
+
+def test_a_group_named_in_a_recovery_is_back_with_its_first_step() -> None:
+    run = [event for event in returning_run() if not isinstance(event, schema.Rejoined)]
+    assert summary.rejoins(run)[0].step == BACK_STEP
+    never = [e for e in run if not isinstance(e, Committed) or not e.live or e.incarnation != "g1-2"]
+    assert summary.rejoins(never) == []
+
+
+def test_all_rules_hold_over_a_rejoin() -> None:
+    run = returning_run()
+    lines, holds = pretty.summary_lines([*run, schema.Finished(step=END)])
+    assert holds, lines
+    assert summary.live_groups(run) == {"g0", "g1", "g2"}
+    text = "at step 18, 3.0 s after its new start, with 2.0 MiB at 4 MiB/s and 1 entries replayed"
+    assert any(line.startswith("rejoined: g1") and text in line for line in lines)
+    assert not summary.fingerprints_equal(swap(run, "g1", END - 1, fingerprint="other")).holds
+
+
+def test_what_the_lost_start_of_a_group_threw_away_is_no_lost_step() -> None:
+    """g1 committed step 12 alone before it was fenced; its second start did that step in no way."""
+    run = [*returning_run(), commit("g1", FAULT_STEP, DEAL, 1, computed=5)]
+    assert summary.steps_lost(run).holds
+    assert summary.recomputed_by_survivors(run).holds
+    assert not summary.steps_lost([*run, commit("g1", BACK_STEP, BACK, 2, incarnation="g1-2")]).holds
+
+
+def test_a_replay_consumes_nothing() -> None:
+    """g1 died between its vote and its event of step 11; its second start replays it, which vouches for nothing."""
+    replay = commit("g1", FAULT_STEP - 1, {"g1": ()}, 1, incarnation="g1-2", live=False)
+    run = [*without(returning_run(), "g1", FAULT_STEP - 1), replay]
+    assert summary.samples_exactly_once(run, END).holds
+    assert not summary.samples_exactly_once(swap(run, "g0", FAULT_STEP - 1, counted=4), END).holds
+
+
+# --- rules for people
+
+
+def verdicts(lines: list[str]) -> dict[str, str]:
+    return {line[:40].strip(): line[41:45].strip() for line in lines}
+
+
+def test_without_an_injected_fault_its_rules_do_not_apply() -> None:
+    run = [event for event in good_run() if not isinstance(event, FaultInjected)]
+    run = [*run, schema.Finished(step=STEPS)]
+    lines, holds = pretty.summary_lines(run)
+    assert holds
+    assert "g1 (signal 9)" in next(line for line in lines if line.startswith("groups lost"))
+    assert verdicts(lines)["detected after (s)"] == verdicts(lines)["only hit groups blamed"] == "n/a"
+    told = GroupLost(group="g2", cause="rank 0 was killed by SIGKILL", detected_by="manager", step=103)
+    assert summary.lost_in_words([told, told]) == "g2 (rank 0 was killed by SIGKILL, step 103)"
+
+
+def test_a_run_that_goes_on_raises_no_false_alarm() -> None:
+    run = without(good_run(), "g2", STEPS - 1)
+    bare = [swap([e], e.group, e.step, fingerprint=None)[0] if isinstance(e, Committed) else e for e in run]
+    lines, holds = pretty.summary_lines(bare)
+    assert holds, lines
+    assert lines[0].endswith(f"has not ended; {STEPS - 1} steps are settled")
+    assert verdicts(lines)["fingerprints equal"] == "n/a"
+    lines, holds = pretty.summary_lines([*bare, schema.Finished(step=STEPS)])
+    assert not holds
+    assert verdicts(lines)["fingerprints equal"] == verdicts(lines)["samples consumed exactly once"] == "no"
+    lines, holds = pretty.summary_lines(swap(run, "g2", 3, fingerprint="other"))
+    assert not holds
+    assert verdicts(lines)["fingerprints equal"] == "no", "a difference is told at once"
+
+
+def test_goodput_counts_a_stall_and_not_a_slower_pace() -> None:
+    """Ten steps of a second, 7.3 s of stall, twenty steps of 1.5 s: the stall is 7.3 s of 46.8."""
+    at_s, run = 0.0, list[Event]()
+    for step in range(31):
+        at_s += 1.0 if step <= 10 else 1.5
+        at_s += 7.3 if step == 11 else 0.0
+        run.append(commit("g0", step, {"g0": ()}, 1 if step <= 10 else 2, mono_ns=int(at_s * 1e9)))
+    assert summary.goodput(run).value == pytest.approx(40.0 / 47.3)
 
 
 def test_every_kind_is_documented() -> None:
