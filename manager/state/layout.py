@@ -23,7 +23,7 @@ from lightkeeper.lighthouse.names import Entry, Epoch, Term
 from lightkeeper.manager.state.codec import DTYPES, Json, dtype_name
 from lightkeeper.manager.state.tree import Captured, Leaf
 
-RANGE_BYTES = 8 << 20
+RANGE_BYTES = 16 << 20  # smaller ones cost more CPU per byte, larger ones share out worse between donors
 ALIGN_BYTES = 64
 TENSORS_MAX = 1 << 20
 OBJECTS_MAX = 1 << 10

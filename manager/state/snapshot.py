@@ -10,10 +10,12 @@ Checksums are computed behind the copy, where nobody waits for them, or earlier 
 
 from __future__ import annotations
 
+import gc
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ import xxhash
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager.fingerprint import raw_bytes
 from lightkeeper.manager.state.codec import DTYPES
-from lightkeeper.manager.state.layout import RANGE_BYTES, Layout, TensorHeader, layout_of
+from lightkeeper.manager.state.layout import ALIGN_BYTES, RANGE_BYTES, Layout, TensorHeader, layout_of
 from lightkeeper.manager.state.registry import UNNAMED, StateRegistry, leaves_in
 from lightkeeper.manager.state.segments import is_direct
 from lightkeeper.manager.state.tree import Leaf
@@ -32,6 +34,8 @@ from lightkeeper.manager.state.tree import Leaf
 SNAPSHOT_BYTES_MAX = 64 << 30
 _BOUNDARY_BYTES_MAX = 1 << 20  # of one tensor of a user's object, to be copied on the training thread
 _SLICE_BYTES = 16 << 20  # copied at one go
+_SMALL_BYTES = 64 << 10  # of a tensor that is copied together with others
+_SMALL_AT_ONCE = 256
 
 
 class SnapshotFailed(RuntimeError):
@@ -47,6 +51,44 @@ class _Source:
     version: int
 
 
+class _Memory:
+    """A buffer that one snapshot after another is written to; its gaps between tensors are zero."""
+
+    def __init__(self, nbytes: int, pinned: bool) -> None:
+        if pinned or nbytes == 0:
+            self.data = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        else:
+            pages = mmap.mmap(-1, nbytes)
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # fewer page faults now, and less work for every copy later
+                with suppress(OSError):
+                    pages.madvise(mmap.MADV_HUGEPAGE)
+            self.data = torch.frombuffer(pages, dtype=torch.uint8)
+        self.data.zero_()  # touched
+        self.array = self.data.numpy()
+        self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self.data}
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.data.numel()
+
+    def target(self, header: TensorHeader) -> torch.Tensor:
+        """The tensor whose bytes lie where the header says."""
+        dtype = DTYPES[header.dtype]
+        whole = self._typed.get(dtype)
+        if whole is None:
+            size = dtype.itemsize
+            whole = self._typed[dtype] = self.data[: self.nbytes // size * size].view(dtype)
+        start = header.offset // dtype.itemsize
+        return whole[start : start + header.nbytes // dtype.itemsize].view(header.shape)
+
+    def clear_gap(self, header: TensorHeader) -> None:
+        """Zero what lies between this tensor and the next: another layout may have written there before."""
+        end = header.offset + header.nbytes
+        if end % ALIGN_BYTES:
+            self.array[end : -(-end // ALIGN_BYTES) * ALIGN_BYTES] = 0
+
+
 class Snapshot:
     """A whole state under its name; its bytes do not change until it is released and nobody reads it.
 
@@ -56,12 +98,12 @@ class Snapshot:
         seconds: How long the copy took.
     """
 
-    def __init__(self, layout: Layout, data: torch.Tensor, seconds: float, freed: Callable[[torch.Tensor], None]):
+    def __init__(self, layout: Layout, memory: _Memory, seconds: float, freed: Callable[[_Memory], None]):
         self.name = layout.name
         self.layout = layout
         self.seconds = seconds
-        self._data = data
-        self._bytes = raw_bytes(data[: layout.nbytes]).toreadonly()
+        self._memory = memory
+        self._bytes = raw_bytes(memory.data)[: layout.nbytes].toreadonly()
         self._freed = freed
         self._lock = threading.Lock()
         self._checksums: list[str | None] = [None] * layout.ranges
@@ -124,7 +166,7 @@ class Snapshot:
             if not self._released or self._readers or self._freed is _ignore:
                 return
             freed, self._freed = self._freed, _ignore
-        freed(self._data)
+        freed(self._memory)
 
 
 class Copy:
@@ -186,7 +228,7 @@ class Snapshotter:
         self._range_bytes = range_bytes
         self._changed = threading.Condition()
         self._copies: dict[Entry, Copy] = {}  # newest last
-        self._free: list[torch.Tensor] = []
+        self._free: list[_Memory] = []
         self._allocated = 0
         self._pinned = False
 
@@ -222,18 +264,21 @@ class Snapshotter:
             self._copies = {n: copy for n, copy in self._copies.items() if not copy.failed}
             if (known := self._known(name)) is not None:
                 return known
+        with _no_collection():
+            return self._begin(name)
+
+    def _begin(self, name: Entry) -> Copy:
         captured = self._registry.capture()
         layout = layout_of(name, captured, self._range_bytes)
         leaves = leaves_in(captured)
         self._pinned = self._pinned or any(leaf.tensor.is_cuda for leaf in leaves)
-        data = self._take(layout.nbytes)
+        memory = self._take(layout.nbytes)
         sources = [
             _Source(leaf, header, _version(leaf.tensor)) for leaf, header in zip(leaves, layout.tensors, strict=True)
         ]
         from_users = {id(leaf) for one in captured.values() if one.kind == "object" for leaf in one.leaves}
         now = [s for s in sources if id(s.leaf) in from_users and s.header.nbytes <= _BOUNDARY_BYTES_MAX]
-        for source in now:
-            _copy(source, data)
+        _copy_all(now, memory)
         done = {id(source) for source in now}
         copy = Copy(name)
         with self._changed:
@@ -241,7 +286,7 @@ class Snapshotter:
         event = torch.cuda.current_stream().record_event() if _on_cuda(sources) else None
         later = [source for source in sources if id(source) not in done]
         threading.Thread(
-            target=self._run, args=(copy, layout, data, later, event), name=f"snapshot of {name}", daemon=True
+            target=self._run, args=(copy, layout, memory, later, event), name=f"snapshot of {name}", daemon=True
         ).start()
         return copy
 
@@ -282,32 +327,31 @@ class Snapshotter:
             return next(reversed(self._copies.values()), None)
         return self._copies.get(name)
 
-    def _run(self, copy: Copy, layout: Layout, data: torch.Tensor, sources: Sequence[_Source], event: Any) -> None:
+    def _run(self, copy: Copy, layout: Layout, memory: _Memory, sources: Sequence[_Source], event: Any) -> None:
         start = time.monotonic()
         try:
             if event is None:
-                for source in sources:
-                    _copy(source, data)
+                _copy_all(sources, memory)
             else:
-                _copy_from_device(sources, data, event)
+                _copy_from_device(sources, memory, event)
             _check_unchanged(sources)
         except BaseException as e:
-            self._give_back(data)
+            self._give_back(memory)
             copy._end(None, e)
             return
-        snapshot = Snapshot(layout, data, time.monotonic() - start, self._give_back)
+        snapshot = Snapshot(layout, memory, time.monotonic() - start, self._give_back)
         copy._end(snapshot, None)
         _hash_behind(snapshot)
 
-    def _take(self, nbytes: int) -> torch.Tensor:
+    def _take(self, nbytes: int) -> _Memory:
         """Free memory of at least so many bytes; made anew, and then slow to write first, if there is none."""
         with self._changed:
-            fitting = [data for data in self._free if data.numel() >= nbytes]
+            fitting = [memory for memory in self._free if memory.nbytes >= nbytes]
             if fitting:
-                best = min(fitting, key=torch.Tensor.numel)
-                self._free = [data for data in self._free if data is not best]
+                best = min(fitting, key=lambda memory: memory.nbytes)
+                self._free = [memory for memory in self._free if memory is not best]
                 return best
-            self._allocated -= sum(data.numel() for data in self._free)
+            self._allocated -= sum(memory.nbytes for memory in self._free)
             self._free = []
             if self._allocated + nbytes > self._bytes_max:
                 raise SnapshotFailed(
@@ -316,16 +360,15 @@ class Snapshotter:
                 )
             self._allocated += nbytes
         try:
-            data = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
-            return data.zero_()  # touched; and what lies between the tensors stays zero
+            return _Memory(nbytes, self._pinned)
         except BaseException:
             with self._changed:
                 self._allocated -= nbytes
             raise
 
-    def _give_back(self, data: torch.Tensor) -> None:
+    def _give_back(self, memory: _Memory) -> None:
         with self._changed:
-            self._free.append(data)
+            self._free.append(memory)
 
 
 def _hash_behind(snapshot: Snapshot) -> None:
@@ -338,8 +381,8 @@ def _hash_behind(snapshot: Snapshot) -> None:
             return
 
 
-def _ignore(data: torch.Tensor) -> None:
-    del data
+def _ignore(memory: _Memory) -> None:
+    del memory
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -350,46 +393,42 @@ def _on_cuda(sources: Sequence[_Source]) -> bool:
     return any(source.leaf.tensor.is_cuda for source in sources)
 
 
-def _target(source: _Source, data: torch.Tensor) -> torch.Tensor:
-    header = source.header
-    flat = data[header.offset : header.offset + header.nbytes]
-    return flat.view(DTYPES[header.dtype]).view(header.shape)
+def _copy_all(sources: Sequence[_Source], memory: _Memory) -> None:
+    """Copy tensors in host memory: small ones many at a time, large ones on one core without the interpreter lock."""
+    small: list[_Source] = []
+    for source in sources:
+        memory.clear_gap(source.header)
+        if source.header.nbytes > _SMALL_BYTES:
+            _copy_large(source, memory)
+        elif source.header.nbytes:
+            small.append(source)
+    for start in range(0, len(small), _SMALL_AT_ONCE):
+        some = small[start : start + _SMALL_AT_ONCE]
+        with torch.no_grad():
+            torch._foreach_copy_([memory.target(s.header) for s in some], [s.leaf.tensor for s in some])
 
 
-def _copy(source: _Source, data: torch.Tensor) -> None:
-    """Copy one tensor's bytes; on one core, without the interpreter lock."""
+def _copy_large(source: _Source, memory: _Memory) -> None:
     header, tensor = source.header, source.leaf.tensor
-    _clear_gap(header, data)
-    if not header.nbytes:
-        return
     if not is_direct(tensor):
-        _target(source, data).copy_(tensor)
+        memory.target(header).copy_(tensor)
         return
-    to = np.frombuffer(raw_bytes(data[header.offset : header.offset + header.nbytes]), dtype=np.uint8)
+    to = memory.array[header.offset : header.offset + header.nbytes]
     of = np.frombuffer(raw_bytes(tensor), dtype=np.uint8)
     for start in range(0, header.nbytes, _SLICE_BYTES):
         np.copyto(to[start : start + _SLICE_BYTES], of[start : start + _SLICE_BYTES])
 
 
-def _clear_gap(header: TensorHeader, data: torch.Tensor) -> None:
-    """Zero what lies between this tensor and the next: another layout may have written there before."""
-    end = header.offset + header.nbytes
-    if end % 64:
-        data[end : -(-end // 64) * 64].zero_()
-
-
-def _copy_from_device(sources: Sequence[_Source], data: torch.Tensor, event: Any) -> None:
+def _copy_from_device(sources: Sequence[_Source], memory: _Memory, event: Any) -> None:
     """Copy on a stream of its own, which starts when the device has reached the boundary."""
     side = torch.cuda.Stream()
     side.wait_event(event)
     with torch.cuda.stream(side):
         for source in sources:
-            if not source.leaf.tensor.is_cuda:
-                _copy(source, data)
-                continue
-            _clear_gap(source.header, data)
-            if source.header.nbytes:
-                _target(source, data).copy_(source.leaf.tensor, non_blocking=True)
+            if source.leaf.tensor.is_cuda:
+                memory.clear_gap(source.header)
+                memory.target(source.header).copy_(source.leaf.tensor, non_blocking=True)
+    _copy_all([source for source in sources if not source.leaf.tensor.is_cuda], memory)
     side.synchronize()
 
 
@@ -400,3 +439,15 @@ def _check_unchanged(sources: Sequence[_Source]) -> None:
                 f"{source.leaf.path} changed while it was copied: state that the forward pass changes differs between "
                 "groups; exclude it, or register it with scope='group'"
             )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps the garbage collector, which may take longer than all the rest, out of what the training thread does."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

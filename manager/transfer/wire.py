@@ -21,7 +21,8 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,9 +36,10 @@ MAGIC = b"LKT1"
 HEADER_MAX = 1 << 20  # bytes
 HELLO_MAX = 4 << 10  # bytes, of a header that has not shown its token yet
 PARTS_MAX = 8192  # tensors of an entry
-SLICE_BYTES = 1 << 20  # received at one go, and hashed while it is in the cache
+SLICE_BYTES = 4 << 20  # received at one go, and hashed while it is near
 
 _PREFIX = struct.Struct("<4sI")
+_TIMEVAL = struct.Struct("@ll")
 
 
 class WireError(ValueError):
@@ -148,6 +150,8 @@ class Connection:
         self._sock = sock
         self._until = time.monotonic() + timeout_s
         self._stall_s = stall_s
+        self._bound_s = 0.0  # of one system call, as the kernel knows it
+        sock.settimeout(None)  # the kernel bounds calls: with a time-out of Python's own, each one polls first
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # requests are small, and waited for
 
     def renew(self, timeout_s: float) -> None:
@@ -167,8 +171,8 @@ class Connection:
         Raises:
             OSError: the connection broke, or its time is up.
         """
-        self._sock.settimeout(self._left())
-        return not self._sock.recv(1, socket.MSG_PEEK)
+        with self._bounded():
+            return not self._sock.recv(1, socket.MSG_PEEK)
 
     def __enter__(self) -> Connection:
         return self
@@ -186,9 +190,14 @@ class Connection:
         data = json.dumps(header, separators=(",", ":")).encode()
         if len(data) > HEADER_MAX:
             raise WireError(f"a header of {len(data)} bytes is too long: at most {HEADER_MAX}")
-        self.send(memoryview(_PREFIX.pack(MAGIC, len(data)) + data))
-        if body is not None:
-            self.send(body)
+        head = memoryview(_PREFIX.pack(MAGIC, len(data)) + data)
+        if body is None:
+            self.send(head)
+            return
+        with self._bounded():
+            sent = self._sock.sendmsg([head, body])  # together, or the receiver wakes up once more
+        self.send(head[sent:])
+        self.send(body[max(0, sent - head.nbytes) :])
 
     def receive_header(self, bytes_max: int = HEADER_MAX) -> dict[str, Any]:
         """Receive a frame's header of at most `bytes_max` bytes.
@@ -217,13 +226,12 @@ class Connection:
     def send(self, data: memoryview) -> None:
         """Send raw bytes; errors as for `send_header`."""
         while data.nbytes:
-            self._sock.settimeout(self._left())
-            data = data[self._sock.send(data) :]
+            with self._bounded():
+                data = data[self._sock.send(data) :]
 
     def receive_into(self, data: memoryview) -> None:
         """Fill `data` with what arrives; errors as for `receive_header`."""
         while data.nbytes:
-            self._sock.settimeout(self._left())
             data = data[self._receive_some(data) :]
 
     def receive_checked(self, views: Sequence[memoryview], moved: Callable[[int], None]) -> str:
@@ -239,7 +247,6 @@ class Connection:
         digest = xxhash.xxh3_64()
         for view in views:
             while view.nbytes:
-                self._sock.settimeout(self._left())
                 count = self._receive_some(view[:SLICE_BYTES])
                 digest.update(view[:count])
                 moved(count)
@@ -247,16 +254,31 @@ class Connection:
         return digest.hexdigest()
 
     def _receive_some(self, data: memoryview) -> int:
-        count = self._sock.recv_into(data)
+        with self._bounded():
+            count = self._sock.recv_into(data)
         if count == 0:
             raise ConnectionError("the connection ended early")
         return count
 
-    def _left(self) -> float:
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Bound the system call inside by what is left of the time."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError("the time for this transfer is up")
-        return left if self._stall_s is None else min(left, self._stall_s)
+        bound_s = left if self._stall_s is None else min(left, self._stall_s)
+        if not 0.9 * self._bound_s <= bound_s <= self._bound_s:
+            self._set_bound(bound_s)
+        try:
+            yield
+        except BlockingIOError as e:
+            raise TimeoutError(f"timed out: no byte moved for {self._bound_s:.1f} s") from e
+
+    def _set_bound(self, bound_s: float) -> None:
+        self._bound_s = max(bound_s, 0.001)
+        value = _TIMEVAL.pack(int(self._bound_s), int(self._bound_s % 1 * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

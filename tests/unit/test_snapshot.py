@@ -25,14 +25,14 @@ NAME = name_of(2)
 def held(monkeypatch):
     """Copies wait until this is set."""
     go = threading.Event()
-    copy = snapshot_module._copy
+    copy = snapshot_module._copy_all
 
-    def held_copy(source, data):
+    def held_copy(sources, memory):
         if threading.current_thread() is not threading.main_thread():
             assert go.wait(10)
-        copy(source, data)
+        copy(sources, memory)
 
-    monkeypatch.setattr(snapshot_module, "_copy", held_copy)
+    monkeypatch.setattr(snapshot_module, "_copy_all", held_copy)
     yield go
     go.set()
 

@@ -426,3 +426,66 @@ def test_a_tree_that_names_other_tensors_does_not_fit():
     text = json.dumps(data).replace('["tensor", "optimizer.state.0.step"]', '["tensor", "optimizer.state.0.other"]')
     with pytest.raises(StateDoesNotFit, match="is not among the tensors"):
         Target(Training(1).registry, Layout.from_bytes(text.encode()))
+
+
+# --- sharded state ---
+
+
+@pytest.fixture
+def mesh():
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_sharded_parameters_and_their_lazy_moments_travel_by_local_shard(mesh):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    def training(seed: int, steps: int) -> tuple[StateRegistry, nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        registry = StateRegistry()
+        registry.register("model", model)
+        registry.register("optimizer", optimizer)
+        for _ in range(steps):
+            model(torch.randn(4, 5)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return registry, model, optimizer
+
+    (donor, mine, _), (joiner, theirs, optimizer) = training(0, 2), training(1, 0)
+    layout = move(donor, joiner)
+    assert layout.tensors[0].placements == ("S(0)",) or "Shard" in layout.tensors[0].placements[0]
+    moment = optimizer.state[theirs[0].weight]["exp_avg"]
+    assert isinstance(moment, DTensor) and moment.placements == theirs[0].weight.placements
+    inputs = torch.randn(4, 5)
+    assert torch.equal(mine(inputs), theirs(inputs))
+    theirs(inputs).sum().backward()
+    optimizer.step()  # the moments are ones that the optimizer can go on with
+
+
+def test_a_sharded_state_does_not_fit_an_unsharded_model(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    sharded, plain = nn.Linear(4, 4), nn.Linear(4, 4)
+    fully_shard(sharded, mesh=mesh)
+    donor, joiner = StateRegistry(), StateRegistry()
+    donor.register("model", sharded)
+    joiner.register("model", plain)
+    with pytest.raises(
+        StateDoesNotFit, match=r"model\.weight is float32\[4, 4\] here and float32\[4, 4\] of \[4, 4\] placed"
+    ):
+        target_for(donor, joiner)
+
+
+def test_a_distributed_tensor_in_a_users_object_is_refused(mesh):
+    from torch.distributed.tensor import distribute_tensor
+
+    with pytest.raises(StateRefused, match=r"thing\.t is a DTensor: register the module"):
+        StateRegistry().register("thing", Own({"t": distribute_tensor(torch.ones(4), mesh)}))
