@@ -216,6 +216,13 @@ class Adopted(Event, frozen=True, kw_only=True):
     rank: int = 0
 
 
+class Diverged(Event, frozen=True, kw_only=True):
+    """At the end of the run the groups do not hold the same parameters and optimizer state; this rank's digest."""
+
+    step: int
+    fingerprint: str = ""
+
+
 class Healing(Event, frozen=True, kw_only=True):
     """A joiner was told to fetch the state as of the boundary before `step`; `attempt` counts from 1."""
 
@@ -357,7 +364,7 @@ class Unknown(Event, frozen=True, kw_only=True):
 KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
-    Committed, Adopted, Recovered, Healing, HealFailed, Copied, Healed, Rejoined,
+    Committed, Adopted, Recovered, Healing, HealFailed, Copied, Healed, Rejoined, Diverged,
     FaultInjected, GroupLost, ReduceFailed, Fenced, UserError, Unauthorised, EventsDropped,
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from lightkeeper.lighthouse.log import LighthouseLog, LogError
 from lightkeeper.lighthouse.machine import Bounds
 from lightkeeper.lighthouse.service import LighthouseService, add_to
 from lightkeeper.wire import CHANNEL_OPTIONS, join_address, split_address
+from lightkeeper.words import say
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ async def _serve(options: Options, events: EventLog | None) -> int:
             f"cannot listen on {options.bind}: the port is in use or the address is not ours; give another --bind"
         ) from error
     service = LighthouseService(
-        log, bounds, options.token, events, lambda line: print(f"lighthouse: {line}", flush=True)
+        log, bounds, options.token, events, lambda line: say(f"lighthouse: {line}", stdout=True)
     )
     add_to(server, service)
     await server.start()

@@ -12,7 +12,6 @@ import os
 import queue
 import select
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,9 @@ from typing import Protocol
 from lightkeeper.errors import ToldError
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.groups import GroupFailed
+from lightkeeper.manager.processes import die_with_parent
 from lightkeeper.manager.progress import ProgressPage
+from lightkeeper.words import say
 
 BEAT_S = 0.1
 
@@ -68,13 +69,14 @@ class ManagerClient:
         self._keys: dict[int, queue.SimpleQueue[local.Key]] = {}
         self._requests = itertools.count(1)
         self._closed = False
+        self._forked_by_main = False
         self._pushes: Pushes | None = None
         self.send(register)
         registered = self._receive()
         if not isinstance(registered, local.Registered):
             raise ManagerLost("the group's manager ended, or refused this rank; see its last line")
         self.registered = registered
-        os.register_at_fork(after_in_child=self._forget_in_child)
+        os.register_at_fork(before=self._note_thread, after_in_child=self._forget_in_child)
 
     def listen(self, pushes: Pushes) -> None:
         """Starts the listening thread."""
@@ -185,7 +187,7 @@ class ManagerClient:
         elif isinstance(message, local.Release):
             self._pushes.release()
         elif isinstance(message, local.Say):
-            print(f"lightkeeper: {message.line}", file=sys.stderr, flush=True)
+            say(f"lightkeeper: {message.line}")
 
     def _receive(self) -> local.ToRank | None:
         header = self._read(local.HEADER.size)
@@ -210,11 +212,19 @@ class ManagerClient:
         return bytes(data)
 
     def _end_orphaned(self) -> None:
-        print(f"lightkeeper: {self._how_it_ended()}; this rank ends with it", file=sys.stderr, flush=True)
+        say(f"lightkeeper: {self._how_it_ended()}; this rank ends with it")
         os._exit(exits.ORPHANED)
 
+    def _note_thread(self) -> None:
+        self._forked_by_main = threading.current_thread() is threading.main_thread()
+
     def _forget_in_child(self) -> None:
-        """A forked child (a data-loader worker) has nothing to do with the control plane."""
+        """A forked child (a data-loader worker) has nothing to do with the control plane, and ends with its trainer:
+        it holds the trainer's connections too, and peers see them end only when it is gone. (The kernel counts the
+        thread that forked as the parent, so only the main thread's children are tied.)
+        """
+        if self._forked_by_main:
+            die_with_parent()
         self._closed = True
         with contextlib.suppress(OSError):
             os.close(self._socket.detach())

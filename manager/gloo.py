@@ -28,6 +28,7 @@ from lightkeeper.manager.sockets import Endpoint, HeldSocket, read_sockaddr, tcp
 from lightkeeper.manager.store import RendezvousStore
 
 _WAIT_SLICE_S = 1.0  # a wait in C++ keeps Python's signal handlers waiting, so it is cut into slices
+_GRACE_S = 0.2  # after an abort a pending operation raises within milliseconds, or never
 _NEVER_S = 24 * 3600.0  # gloo's own time-out per operation: ours are given to `wait`, `abort` ends the rest
 _TRANSPORT_ERROR = re.compile(
     r"gloo/transport|Connection (closed|reset|refused)|Socket closed|Broken pipe|[Tt]imed out|not connected"
@@ -157,6 +158,7 @@ class GlooGroup:
         self._gloo: AbortableGloo | None = gloo
         self._lock = threading.Lock()
         self._aborted: str | None = None
+        self._aborted_s = 0.0
         members.verify(tcp_sockets())
         self._sockets = members.sockets()
         self._listeners = {endpoint: other for other, endpoint in members.listeners().items()}
@@ -201,9 +203,16 @@ class GlooGroup:
         with self._lock:
             if self._aborted is not None or self._gloo is None:
                 return
-            self._aborted = reason
+            self._aborted, self._aborted_s = reason, time.monotonic()
         for held in self._sockets:
             held.shut_down()
+
+    @property
+    def given_up(self) -> bool:
+        """Aborted for so long that gloo will not raise any more: it can lose an error of a connection that broke
+        while the process stood still (seen after a freeze).
+        """
+        return self._aborted is not None and time.monotonic() - self._aborted_s > _GRACE_S
 
     def close(self) -> None:
         """See `groups.EpochGroup`."""
@@ -250,6 +259,8 @@ class _GlooReduction:
             left = until - time.monotonic()
             if self._wait_slice(self._work, max(0.001, min(left, _WAIT_SLICE_S))):
                 self._work = None  # it would keep the group's sockets open
+            elif self._group.given_up:
+                raise self._group.failure(self._what, None)
             elif left <= _WAIT_SLICE_S:
                 text = f"{self._what} of {self._group.name} unfinished after {timeout_s:.1f} s"
                 raise GroupFailed(text, suspects=self._group.suspects())

@@ -16,7 +16,7 @@ from lightkeeper.protos import lighthouse_pb2_grpc
 from lightkeeper.wire import CHANNEL_OPTIONS, metadata
 
 BACKOFF_S_MIN = 0.05
-BACKOFF_S_MAX = 1.0
+BACKOFF_S_MAX = 0.25
 OUTBOX_MAX = 1_000
 
 
@@ -46,6 +46,7 @@ class LighthouseLink:
         self.address, self.metadata = address, metadata(token, job)
         self.connected, self.disconnected, self.received, self.say = connected, disconnected, received, say
         self.denied: str | None = None
+        self.welcomed = False
         self._outbox: asyncio.Queue[ToLighthouse | None] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._ended = False
@@ -87,13 +88,13 @@ class LighthouseLink:
             async for envelope in call:
                 message = unwrap(envelope)
                 if not heard and not isinstance(message, Refused):
-                    heard = True
+                    heard = self.welcomed = True
                     if self._told:
                         self.say(f"the lighthouse at {self.address} is back")
                     self._told = ""
                 self.received(message)
         except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED and not self.welcomed:
                 self.denied = f"the lighthouse at {self.address} refused our token: {error.details()}"
             else:
                 self._say_once(f"the lighthouse at {self.address} is not reachable ({error.details()}); trying again")

@@ -22,6 +22,7 @@ from lightkeeper.manager.plans import plan_for
 from lightkeeper.manager.settings import Settings
 
 SAY_AFTER_S = 2.0
+ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class GroupMachine:
         self.joiners: frozenset[str] = frozenset()  # groups whose first step the next one is
         self._clock = now
         self._say_after_s = SAY_AFTER_S
+        self._raised_s = now
         self._waiting_said: tuple[tuple[str, ...], float] = ((), 0.0)
         self._silent_since = now
 
@@ -193,6 +195,8 @@ class GroupMachine:
         return actions
 
     def _fence(self, fence: m.Fence, now: float) -> list[Action]:
+        if self.errors and not self.exits:
+            return []  # it is ending by itself, and still prints why
         return self._finish(exits.FENCED, f"left out of the job: {fence.reason}")
 
     def _stop(self, stop: m.Stop, now: float) -> list[Action]:
@@ -259,6 +263,7 @@ class GroupMachine:
                 self.built.add(rank)
         elif isinstance(message, local.RankError):
             self.errors[rank] = message
+            self._raised_s = now
             note = schema.UserError(
                 group=self.settings.group, rank=rank, step=message.step, type=message.type,
                 message=message.message, traceback=message.traceback,
@@ -488,7 +493,7 @@ class GroupMachine:
                 return []
             code = 0 if self.stopped is None or self.stopped.ok else exits.STOPPED
             return self._end(code, self.stopped.reason if self.stopped else self.leaving)
-        if done and self.stopped is not None and not self.stopped.ok:
+        if done and self.stopped is not None and not self.stopped.ok and rank not in self.errors:
             return self._finish(exits.STOPPED, self.stopped.reason)
         return self._died(rank, exit_code, view)
 
@@ -549,6 +554,8 @@ class GroupMachine:
         if self.ending is not None:
             return actions
         actions.append(Tell(self._beat(views)))
+        if self.errors and now - self._raised_s > ENDS_S_MAX:
+            return actions + self._finish(1, "a rank that raised did not end")
         budget_s = self.settings.outage_budget_s if self.known is not None else self.settings.start_budget_s
         waited_s = max((now - since for since in self.waiting.values()), default=0.0)
         if not self.in_touch and waited_s > self._say_after_s:

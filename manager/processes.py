@@ -71,7 +71,7 @@ class Trees:
         """Takes note of the roots and of what stands below them now."""
         self._seen = {pid: process for pid, process in self._seen.items() if process.is_running()}
         for root in roots:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):  # OSError: out of descriptors, for instance
                 top = psutil.Process(root)
                 for process in (top, *top.children(recursive=True)):
                     self._seen.setdefault(process.pid, process)
@@ -84,7 +84,7 @@ class Trees:
             for process in self._seen.values():
                 if process.pid == os.getpid():
                     continue  # rank 0 may have started this very process
-                with contextlib.suppress(psutil.Error):
+                with contextlib.suppress(psutil.Error, OSError):
                     process.kill()  # psutil checks the start time: a pid that was given away is not hit
                     killed[process.pid] = None
         return list(killed)

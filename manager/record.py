@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager import local
 from lightkeeper.manager.settings import Settings
+from lightkeeper.words import say
 
 if TYPE_CHECKING:
     from lightkeeper.manager.reducer import Outcome
@@ -156,7 +156,7 @@ class StepRecord:
     def overlap(self, note: str) -> None:
         """The reducer has something to say about overlap."""
         self.write(schema.Overlap(note=note))
-        print(f"lightkeeper: {note}", file=sys.stderr, flush=True)
+        say(f"lightkeeper: {note}")
 
     def finished(self, steps: int, digest: str) -> None:
         """The run is closed."""
@@ -166,7 +166,15 @@ class StepRecord:
         """The transfer server refused a connection."""
         if "was refused" in line:
             self.write(schema.Unauthorised(peer="a transfer connection", what=line))
-        print(f"lightkeeper: {line}", file=sys.stderr, flush=True)
+        say(f"lightkeeper: {line}")
+
+    def diverged(self, steps: int, digest: str) -> None:
+        """The members do not hold the same state at the end."""
+        self.write(schema.Diverged(step=steps, fingerprint=digest))
+        say(
+            f"lightkeeper: after {steps} steps the groups do NOT hold the same parameters and optimizer state (here "
+            f"{digest}): something in the loop differs between groups; --fingerprint-every 1 shows since when"
+        )
 
     def left(self, reason: str) -> None:
         """The group has left in good order."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from lightkeeper.manager.progress import read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import CHANNEL_OPTIONS, join_address, own_address_towards
+from lightkeeper.words import say
 
 LOOK_S = 2.0  # between two looks at what the ranks have started
 SILENT_S_MIN = 0.5
@@ -241,7 +241,7 @@ class ManagerService:
 
     def say(self, line: str) -> None:
         """One line for the operator."""
-        print(f"manager {self.settings.group}: {line}", file=sys.stderr, flush=True)
+        say(f"manager {self.settings.group}: {line}")
 
 
 def new_incarnation() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -32,6 +31,7 @@ from lightkeeper.manager.step import LoopError, Step
 from lightkeeper.manager.transfer.client import TransferFailed
 from lightkeeper.manager.usererrors import report_exceptions
 from lightkeeper.wire import own_address_towards
+from lightkeeper.words import say
 
 Microbatches = int | Callable[[int], int]
 
@@ -221,13 +221,11 @@ class Manager:
             return
         self._until = index
         self._reducer.begin(index, 0)
+        digest = fingerprint(nn.ParameterList(p for _, p in self._parameters), self.optimizer)
         while True:
             self._enter("closing", index)
             try:
-                assert self._group is not None
-                self._group.all_reduce(torch.zeros(1, device=self._parameters[0][1].device)).wait(
-                    self.settings.reduce_timeout_s
-                )
+                self._close_epoch(digest)
                 vote = self._vote_for("closed")
             except GroupFailed as error:
                 vote = self._failed_vote(error)
@@ -238,6 +236,23 @@ class Manager:
                 break  # closed while recovering
         self._record.finished(self.page.step, fingerprint(self.model, self.optimizer))
         self._close()
+
+    def _close_epoch(self, digest: str) -> None:
+        """The closing reduce; it also shows whether all members hold the same parameters and optimizer state.
+
+        If they do not, it says so and evicts nobody: the loop is not reproducible bit by bit here, or changes state
+        differently in some group.
+
+        Raises:
+            GroupFailed: as any reduce.
+        """
+        assert self._group is not None
+        parts = torch.tensor([int(digest[i : i + 4], 16) for i in range(0, len(digest), 4)], dtype=torch.float64)
+        sums = torch.cat([parts, parts * parts]).to(self._parameters[0][1].device)
+        self._group.all_reduce(sums).wait(self.settings.reduce_timeout_s)
+        total, squares = sums.cpu().chunk(2)  # exact: the parts have 16 bits; only equal ones make these two equal
+        if not torch.equal(total * total, squares * self._group.size):
+            self._record.diverged(self.page.step, digest)
 
     # ------------------------------------------------------------ what a step asks
 
@@ -405,7 +420,7 @@ class Manager:
 
     def _stop(self, answer: local.Answer) -> None:
         if answer.ok:
-            print(f"lightkeeper: the job ends: {answer.reason}", file=sys.stderr, flush=True)
+            say(f"lightkeeper: the job ends: {answer.reason}")
             raise SystemExit(0)
         raise JobStopped(f"the job stops: {answer.reason}")
 
@@ -601,7 +616,7 @@ class Manager:
         self._record.turned_away(line)
 
     def _say(self, line: str) -> None:
-        print(f"lightkeeper: {line}", file=sys.stderr, flush=True)
+        say(f"lightkeeper: {line}")
 
 
 def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:

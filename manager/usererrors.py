@@ -10,6 +10,7 @@ from types import TracebackType
 
 from lightkeeper.errors import ToldError
 from lightkeeper.manager import local
+from lightkeeper.words import say
 
 TEXT_CHARS_MAX = 16_384
 _previous = sys.excepthook
@@ -40,7 +41,7 @@ def report_exceptions(
                 )
             )
         if told:  # one line, no traceback
-            print(f"lightkeeper: {error}", file=sys.stderr, flush=True)
+            say(f"lightkeeper: {error}")
         else:
             _previous(kind, error, trace)
 

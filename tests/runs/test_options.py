@@ -29,6 +29,7 @@ SHOWN_BY = {
     "outage_budget_s": "test_outage_budget",
     "host": "test_host",
     "bucket_mb": "test_bucket_mb",
+    "history_mb": "test_heal: a joiner slower than training",
     "fingerprint_every": "test_fingerprint_every",
 }
 
