@@ -185,6 +185,18 @@ class LocalJob:
         except subprocess.TimeoutExpired:
             return None
 
+    def stop_group(self, group: str) -> None:
+        """Ask a group that waits for nobody any more to end; kill it with all below it if it does not."""
+        child = self.children[group]
+        self._note_descendants()
+        if child.poll() is None:
+            child.terminate()
+        try:
+            child.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait(STOP_S_MAX)
+
     def leftovers(self) -> list[str]:
         """Descendants of ended groups that are still there, as "pid name"."""
         self._note_descendants()

@@ -174,7 +174,8 @@ def watch(
         if victim and not others and spared == "":
             alone_at = now() if alone_at is None else alone_at
             if now() - alone_at > LATE_S_MAX:
-                break  # the run is over, and the job forgotten: it would wait for the others for ever
+                job.stop_group(victim)  # the run is over: it would wait for the others for ever
+                break
         failed = job.failed(but=spared if struck else "")
         if failed and (others or failed != victim):
             failed_at = now() if failed_at is None else failed_at

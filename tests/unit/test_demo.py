@@ -469,20 +469,23 @@ log.write(schema.Left(reason="done"))
 done = os.path.join(folder, "second")
 if name == "g1":
     open(done, "w").close()
+    time.sleep(60 if os.environ.get("CODE") == "-15" else 0)
     sys.exit(int(os.environ.get("CODE", "0")))
-while not os.path.exists(done) or "CODE" in os.environ:
+while not os.path.exists(done) or os.environ.get("CODE") == "5":
     time.sleep(0.01)
 """
 
 
 @pytest.mark.usefixtures("fake_commands")
-@pytest.mark.parametrize("code", ["0", "5"])
+@pytest.mark.parametrize("code", ["0", "5", "-15"])
 def test_the_broken_group_is_started_again_without_its_fault(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fake" / "lightkeeper" / "__main__.py").write_text(RETURNS)
     monkeypatch.setenv("REAL", str(Path(__file__).parents[2]))
+    """With code 5 it fails while the others go on; with -15 it is too late, waits, and is asked to end."""
     monkeypatch.setattr(runner, "FAILED_S_MAX", 0.1)
+    monkeypatch.setattr(runner, "LATE_S_MAX", 0.3)
     if code != "0":
         monkeypatch.setenv("CODE", code)
     out = runner.train(OPTIONS, tmp_path / "run", "g1", "with fault", io.StringIO())
