@@ -1,0 +1,305 @@
+"""One rank's part in the protocol: its votes, the group's answers, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightkeeper.errors import ToldError, UsageError
+from lightkeeper.lighthouse.names import Entry
+from lightkeeper.manager import exits, local
+from lightkeeper.manager.client import ManagerClient
+from lightkeeper.manager.entries import EntryHolder, entry_of
+from lightkeeper.manager.epochs import Epochs
+from lightkeeper.manager.extras import ExtrasLayout
+from lightkeeper.manager.faults import VARIABLE, Injector, parse_faults
+from lightkeeper.manager.fingerprint import Modules, Optimizers
+from lightkeeper.manager.groups import EpochGroup, GroupFailed
+from lightkeeper.manager.joining import Joiner
+from lightkeeper.manager.progress import ProgressPage
+from lightkeeper.manager.record import StepRecord
+from lightkeeper.manager.reducer import Outcome, Reducer
+from lightkeeper.manager.settings import Settings, read_settings
+from lightkeeper.manager.spawn import find_or_start_manager
+from lightkeeper.manager.state.registry import StateRegistry
+from lightkeeper.manager.step import Step
+from lightkeeper.manager.transfer.client import TransferFailed
+from lightkeeper.manager.usererrors import report_exceptions
+from lightkeeper.wire import own_address_towards
+from lightkeeper.words import say
+
+Microbatches = int | Callable[[int], int]
+
+
+class JobStopped(ToldError):
+    """The job stops here; the message says why."""
+
+    exit_code = exits.STOPPED
+
+
+class Rank:
+    """The rank of a member, between its reducer, its manager and its process groups.
+
+    Args:
+        model: module or modules whose parameters are trained; alike in all groups, with the same initial values.
+        optimizer: optimizer or optimizers over them.
+        seed: of the random state before each microbatch and in the apply phase.
+        extras: name to shape, or to (shape, dtype), of the named extras; see `extra`.
+        settings: what the group is told; read from ``LIGHTKEEPER_*`` where not given.
+
+    Raises:
+        UsageError: for settings that cannot be right.
+        ToldError: if the group's manager cannot be started.
+    """
+
+    def __init__(
+        self,
+        model: Modules,
+        optimizer: Optimizers,
+        *,
+        seed: int = 0,
+        extras: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = read_settings() if settings is None else settings
+        if not self.settings.token:
+            raise UsageError(
+                "no job token: set LIGHTKEEPER_TOKEN or LIGHTKEEPER_TOKEN_FILE, the same for lighthouse and groups"
+            )
+        self.seed, self.rank = seed, int(os.environ.get("RANK", "0"))
+        self.model, self.optimizer = model, optimizer
+        self._parameters = _named_parameters(model)
+        self._layout = ExtrasLayout()
+        for name, given in (extras or {}).items():
+            self._layout.declare(name, *_shape_and_dtype(given))
+        self._manager = find_or_start_manager(self.settings, self.rank)
+        self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
+        host = self.settings.host or own_address_towards([self.settings.lighthouse])
+        self._registry = StateRegistry()
+        _register(self._registry, "model", model)
+        _register(self._registry, "optimizer", optimizer)
+        token, form_timeout_s = self.settings.token, self.settings.form_timeout_s
+        history_bytes = int(self.settings.history_mb * (1 << 20))
+        self._entries = EntryHolder(token, host, form_timeout_s, self._turned_away, self._registry, history_bytes)
+        self._joiner = Joiner(token, self._registry, self.settings.outage_budget_s, self._say)
+        register = local.Register(
+            token=self.settings.token, rank=self.rank, pid=os.getpid(), transfer=self._entries.address,
+            progress=str(self.page.path),
+        )  # fmt: skip
+        self._client = ManagerClient(self._manager.socket, register, self.page, self._manager.how_it_ended)
+        registered = self._client.registered
+        self._record = StepRecord(self.settings, registered.incarnation, self.rank)
+        faults = tuple(f for f in parse_faults(os.environ.get(VARIABLE, "")) if f.group == self.settings.group)
+        self._injector = Injector(faults, f"rank {self.settings.group}/{self.rank}", registered.pid, self._record.write)
+        backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
+        self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.form_timeout_s)
+        self._client.listen(_Pushes(self._epochs, self._entries))
+        report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
+        self._reducer: Reducer | None = None
+        self._plan: local.Plan | None = None
+        self._microbatches: Microbatches = 0
+        self._until: int | None = None
+        self._share: tuple[int, ...] = ()
+        self._ready = 0
+        self._attempt = 0
+        self._group: EpochGroup | None = None
+        self._step: Step | None = None
+        self._outcome: Outcome | None = None
+        self._reduced_as: Entry | None = None
+        self._left = False
+        self._follows = False
+        self._copy_at_end = False
+        self.finished = False
+
+    # ------------------------------------------------------------ votes and answers
+
+    def _vote_for(self, outcome: str) -> local.Vote:
+        assert self._plan is not None
+        index = self.page.step
+        activates = self._outcome.ready if self._outcome is not None and outcome == "reduced" else 0
+        following = 0 if outcome == "closed" else self._total(index + 1)
+        return local.Vote(
+            epoch=self._plan.epoch, step=index, outcome=outcome, attempt=self._attempt, next_total=following,
+            activates=activates,
+        )  # fmt: skip
+
+    def _failed_vote(self, error: GroupFailed | TransferFailed) -> local.Vote:
+        assert self._plan is not None and self._reducer is not None
+        members = self._plan.members
+        suspects = tuple(members[slot] for slot in getattr(error, "suspects", ()) if slot < len(members))
+        self._record.failed()
+        return local.Vote(
+            epoch=self._plan.epoch,
+            step=self.page.step,
+            outcome="failed",
+            attempt=self._attempt,
+            error=str(error),
+            suspects=suspects,
+        )
+
+    def _call(self, vote: local.Vote) -> local.Answer | None:
+        """Votes; None if the group has committed (or the run is closed), else what to do."""
+        self._enter("vote", self.page.step)
+        answer = self._ask(vote)
+        if answer.verdict in ("go", "leave"):
+            self._share, self._ready, self._copy_at_end = answer.share, answer.ready, answer.copy
+            self._left = answer.verdict == "leave"
+            if self._plan is not None and answer.epoch != self._plan.epoch and not self._left:
+                self._switch(answer.epoch)
+            return None
+        if answer.verdict == "stop":
+            if answer.ok and vote.step == self._until:
+                return None
+            self._stop(answer)
+        return answer
+
+    def _ask(self, message: local.Ready | local.Vote) -> local.Answer:
+        """The group's answer; while it stands it may have to copy its state for a joiner first."""
+        answer = self._client.call(message)
+        while answer.verdict == "copy":
+            self._copy(standing=True)
+            answer = self._client.next_answer()
+        return answer
+
+    def _copy(self, standing: bool = False) -> None:
+        start = time.monotonic()
+        if self._entries.copy() and standing:
+            self._entries.settle()
+        self._record.copied(self.page.step, time.monotonic() - start)
+
+    def _stop(self, answer: local.Answer) -> None:
+        if answer.ok:
+            say(f"lightkeeper: the job ends: {answer.reason}")
+            raise SystemExit(0)
+        raise JobStopped(f"the job stops: {answer.reason}")
+
+    # ------------------------------------------------------------ recovery and planned changes
+
+    def _recover(self, answer: local.Answer) -> str:
+        """Follows plans until one holds: "committed" (an entry was adopted) or "again" (reduce anew)."""
+        assert self._reducer is not None
+        while True:
+            assert answer.plan is not None
+            plan = answer.plan
+            self._plan = plan
+            self._enter("recover", self.page.step)
+            self._reducer.retry()
+            self._attempt, self._ready = 0, 0  # what was prepared on the epoch that failed is void
+            try:
+                self._group = self._epochs.take(plan.epoch)
+                self._reducer.attach(self._group)
+                self._epochs.drop(plan.epoch)
+                if plan.adopt is None:
+                    self._share = plan.share
+                    return "again"
+                self._adopt(plan.adopt)
+                vote = self._vote_for("adopted")
+            except (GroupFailed, TransferFailed) as error:
+                vote = self._failed_vote(error)
+            next_answer = self._call(vote)
+            if next_answer is None:
+                return "committed"
+            answer = next_answer
+
+    def _adopt(self, adopt: local.Adopt) -> None:
+        """Takes the entry that this group missed: from its own buckets if they hold it whole, else from the donor."""
+        assert self._reducer is not None
+        name, fetched = entry_of(adopt), 0
+        if self._reduced_as == name:
+            self._outcome = self._reducer.adopt()  # reduced here, though the group did not commit it
+        else:
+            self._reduced_as = None
+            self._outcome = self._entries.fetch(adopt, self._reducer)
+            self._reduced_as = name
+            fetched = sum(buffer.nbytes for buffer in self._reducer.pending_buffers())
+        self._record.adopts(adopt, fetched)
+
+    def _open_share(self) -> tuple[int, ...]:
+        return tuple(k for k in self._share if k not in self._record.microbatches)
+
+    def _switch(self, epoch: int) -> None:
+        """A planned epoch came into force by the entry just reduced."""
+        assert self._reducer is not None
+        self._plan = self._epochs.plan(epoch)
+        self._group = self._epochs.take(epoch)
+        self._reducer.attach(self._group)
+        self._epochs.retire(epoch, self.settings.form_timeout_s)
+
+    # ------------------------------------------------------------ small helpers
+
+    def _total(self, index: int) -> int:
+        if self._until is not None and index >= self._until:
+            return 0
+        total = self._microbatches(index) if callable(self._microbatches) else self._microbatches
+        if total < 1:
+            raise UsageError(f"microbatches of step {index}: {total}; a step has at least one")
+        return total
+
+    @property
+    def _slot(self) -> int | None:
+        return None if self._plan is None else self._plan.slot
+
+    def _begin_at(self, index: int) -> None:
+        assert self._reducer is not None
+        self._reducer.begin(index, self._total(index))
+        self._attempt, self._outcome = 0, None
+        self._record.begin()
+
+    def _enter(self, phase: str, index: int, microbatches: int = 0) -> None:
+        self.page.enter(phase, index, microbatches)
+        self._injector.reached(phase, index)
+
+    def _turned_away(self, line: str) -> None:
+        self._record.turned_away(line)
+
+    def _say(self, line: str) -> None:
+        say(f"lightkeeper: {line}")
+
+
+def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:
+    modules = (
+        {"": model}
+        if isinstance(model, nn.Module)
+        else dict(model)
+        if isinstance(model, Mapping)
+        else dict(enumerate(model))
+    )
+    named = []
+    for prefix, module in modules.items():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                named.append((f"{prefix}.{name}" if prefix != "" else name, parameter))
+    if not named:
+        raise UsageError("the model has no parameter that is trained")
+    return named
+
+
+class _Pushes:
+    """What the manager pushes: to the process groups, and to what is held for joiners."""
+
+    def __init__(self, epochs: Epochs, entries: EntryHolder) -> None:
+        self.abort, self.build = epochs.abort, epochs.build
+        self.touch, self.release = entries.touch, entries.release
+
+
+def _register(registry: StateRegistry, name: str, given: Any) -> None:
+    """Registers one object, or several under numbered or given names."""
+    if isinstance(given, Mapping):
+        for key, obj in given.items():
+            registry.register(f"{name}-{key}", obj)
+    elif isinstance(given, Sequence):
+        for number, obj in enumerate(given):
+            registry.register(f"{name}-{number}", obj)
+    else:
+        registry.register(name, given)
+
+
+def _shape_and_dtype(given: Any) -> tuple[Any, ...]:
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], torch.dtype):
+        return given
+    return (given,)
