@@ -89,14 +89,16 @@ def rejoin_in_words(rejoin: summary.Rejoin) -> str:
     """`at step 90, 9.8 s after its new start, with 3.1 MiB at 250 MiB/s and 4 entries replayed`."""
     mib = rejoin.bytes / (1 << 20)
     rate = "" if rejoin.bytes_per_s is None else f" at {rejoin.bytes_per_s / (1 << 20):,.0f} MiB/s"
-    text = f"at step {rejoin.step}, {rejoin.after_s:.1f} s after its new start, with {mib:.1f} MiB{rate}"
+    text = f"at step {rejoin.step}, {rejoin.after_s:.1f} s after {rejoin.since}, with {mib:.1f} MiB{rate}"
     return f"{text} and {rejoin.replayed} entries replayed"
 
 
 def _fingerprints(events: Sequence[Event], ended: bool) -> summary.Finding | str:
     found = summary.fingerprints_equal(events)
     open_end = found.why.startswith("at the end: ") and not ended
-    return "equal so far; the run has not ended" if open_end else found
+    if not open_end:
+        return found
+    return "equal so far; the run has not ended" if found.value else "none so far; the run has not ended"
 
 
 def _row(name: str, verdict: str, figure: str, text: str) -> str:

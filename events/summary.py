@@ -20,6 +20,7 @@ from lightkeeper.events.schema import (
     Adopted,
     Committed,
     Copied,
+    Diverged,
     Event,
     FaultInjected,
     Finished,
@@ -79,6 +80,7 @@ class Rejoin:
         incarnation: its new start.
         step: the first step it was a member of.
         after_s: from its new start (or, where nobody wrote that down, from its joining) until then.
+        since: which of the two, in words.
         bytes: state fetched, over all tries and ranks.
         fetch_s: the longest fetch of one rank's state.
         bytes_per_s: of the fetches together.
@@ -91,6 +93,7 @@ class Rejoin:
     incarnation: str
     step: int
     after_s: float
+    since: str
     bytes: int
     fetch_s: float
     bytes_per_s: float | None
@@ -342,6 +345,7 @@ def _rejoin(events: Sequence[Event], line: Lineage, own: Sequence[Event], rejoin
         incarnation=rejoined.incarnation,
         step=rejoined.step,
         after_s=seconds_between(started, rejoined),
+        since="its new start" if isinstance(started, ProcessStarted) else "it asked to join",
         bytes=size,
         fetch_s=max((event.seconds for event in healed), default=0.0),
         bytes_per_s=size / seconds if seconds > 0 else None,
@@ -444,6 +448,9 @@ def fingerprints_equal(events: Sequence[Event]) -> Finding:
     for (steps, rank), by_group in sorted(seen.items()):
         if len(set(by_group.values())) > 1:
             return Finding(False, f"after {steps} steps, rank {rank}: fingerprints differ: {by_group}", compared)
+    diverged = sorted({event.group for event in pick(events, Diverged)})
+    if diverged:
+        differing = f"at the end the groups do not hold the same bits, say {', '.join(diverged)}"
     if differing:
         return Finding(False, differing, compared)
     told = {group for (steps, _), by_group in seen.items() if steps > line.last_step for group in by_group}

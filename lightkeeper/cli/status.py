@@ -82,6 +82,9 @@ def show(reply: Any) -> None:
         console.print(Text(reply.stopped if reply.stopped.startswith("finished") else f"stopped: {reply.stopped}"))
     elif reply.waiting:
         console.print(Text(f"waiting for {reply.waiting}"))
+    if not reply.groups:
+        console.print(Text("no group is here: the job has not begun, or it has ended"))
+        return
     table = Table()
     for column in ("group", "state", "phase", "step", "silent for"):
         table.add_column(column)

@@ -147,7 +147,7 @@ def _rejoin_lines(report: Report, options: DemoOptions, outcome: Outcome) -> Non
         return
     report.add(
         "rejoined after",
-        f"{rejoin.after_s:.1f} s from its new start, as a member from step {rejoin.step} on",
+        f"{rejoin.after_s:.1f} s from {rejoin.since}, as a member from step {rejoin.step} on",
         True,
         rejoined_after_s=rejoin.after_s,
         rejoined_step=rejoin.step,
@@ -294,4 +294,4 @@ def table(report: Report) -> Table:
 def plain_lines(report: Report) -> list[str]:
     """The report where there is no terminal."""
     marks = {True: "ok", False: "FAILED", None: ""}
-    return [f"{marks[line.holds]:<7} {line.name:<30} {line.text}" for line in report.lines]
+    return [f"{marks[line.holds]:<7} {line.name:<33} {line.text}" for line in report.lines]

@@ -94,6 +94,8 @@ class RunState:
                 return f"{event.group} adopted the entry of step {event.step} from {event.donor}"
             case schema.Recovered():
                 return f"{event.group} went on with step {event.step}, {len(event.further)} more microbatches"
+            case schema.Diverged():
+                return f"{event.group} does not hold the same bits as the others, after {event.step} steps"
             case schema.JobStopped():
                 return f"the job has ended: {event.reason}"
             case _:

@@ -250,6 +250,8 @@ class FakeLighthouse(lighthouse_pb2_grpc.LighthouseServicer):
         reply = lighthouse_pb2.StatusReply(job="j", waiting="g2 (to join) for 3.0 s", stopped=self.stopped)
         reply.term.number = 4
         reply.membership.epoch.number = 9
+        if self.stopped == "forgotten":
+            return lighthouse_pb2.StatusReply(job="j")
         reply.groups.add(group="g0", state="member", phase="reduce", step=12, silent_ms=150)
         return reply
 
@@ -289,6 +291,15 @@ def test_status_after_the_end(
     assert says in said.splitlines()
     assert "waiting" not in said
     assert "0.1 s" not in said, "nobody is expected to speak any more"
+
+
+def test_status_of_a_job_that_nobody_is_in(
+    lighthouse: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FakeLighthouse, "stopped", "forgotten")
+    assert run(["status", "--lighthouse", lighthouse, "--job", "j"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["no group is here: the job has not begun, or it has ended"]
 
 
 def test_status_tells_what_is_wrong(

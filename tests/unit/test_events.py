@@ -448,6 +448,7 @@ def test_other_rules_fail() -> None:
     assert not summary.fingerprints_equal(swap(run, "g1", 3, fingerprint="other")).holds
     assert "no fingerprint" in summary.fingerprints_equal(swap(run, "g2", STEPS - 1, fingerprint=None)).why
     assert not summary.fingerprints_equal([]).holds
+    assert not summary.fingerprints_equal([*run, schema.Diverged(step=STEPS, group="g0")]).holds
     assert not summary.fault_fired(run, "freeze").holds
     no_lost = [event for event in run if not isinstance(event, GroupLost)]
     assert "nobody reported" in summary.detected_after(no_lost).why
@@ -521,7 +522,8 @@ def test_a_group_that_comes_back_is_told() -> None:
 
 def test_a_start_that_nobody_wrote_down_counts_from_the_joining() -> None:
     run = [event for event in returning_run() if not isinstance(event, schema.ProcessStarted)]
-    assert summary.rejoins(run)[0].after_s == pytest.approx(2.2)
+    (rejoin,) = summary.rejoins(run)
+    assert (rejoin.after_s, rejoin.since) == (pytest.approx(2.2), "it asked to join")
 
 
 def test_a_group_named_in_a_recovery_is_back_with_its_first_step() -> None:
