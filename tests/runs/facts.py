@@ -72,6 +72,7 @@ class Gold:
     def __init__(self, traced: Traced) -> None:
         self.digests, self.losses = traced.digests, traced.losses
         self.weights: list[float] = traced.all("done")[0][1]
+        self.scalars = traced.all("scalars")
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Facts:
         codes: trainer (or launcher) to exit code; negative for a signal.
         traces: trainer to its own account.
         said: trainer to what it and its manager printed.
+        pids: trainer to its process.
     """
 
     events: list[schema.Event]
@@ -91,6 +93,7 @@ class Facts:
     codes: dict[str, int | None]
     traces: dict[str, Traced]
     said: dict[str, str]
+    pids: dict[str, int] = field(default_factory=dict)
 
     def all(self, kind: type[T], **fields: Any) -> list[T]:
         """Events of a kind with these fields."""
@@ -188,6 +191,74 @@ class Facts:
         for step in range(steps):
             assert len({self.traces[group].digests[step] for group in survivors}) == 1, f"step {step}: state differs"
             assert len({self.traces[group].losses[step] for group in survivors}) == 1, f"step {step}: loss differs"
+
+    def check_healed(self, steps: int, codes: dict[str, int], lost: set[str], members: tuple[str, ...]) -> None:
+        """What must hold in every run in which groups came back.
+
+        Args:
+            steps: number of steps of the run.
+            codes: exit code of every trainer.
+            lost: groups that were reported lost at any time.
+            members: groups of the last epoch, in any order.
+        """
+        assert self.codes == codes, f"exit codes {self.codes}, not {codes}"
+        assert not self.torn
+        rules = {
+            "samples": samples_exactly_once(self.events, steps),
+            "lineage": one_lineage(self.events),
+            "lost": steps_lost(self.events),
+            "recomputed": recomputed_by_survivors(self.events),
+            "fingerprints": fingerprints_equal(self.events),
+        }
+        broken = {name: rule.why for name, rule in rules.items() if not rule.holds}
+        assert not broken, broken
+        assert lineage(self.events).last_step == steps - 1
+        assert set(self.lost) == lost, f"lost: {self.lost}"
+        assert {e.group for e in self.all(schema.Fenced)} <= lost and set(self.members[-1]) == set(members), (
+            self.members
+        )
+        ended = {name for name, code in codes.items() if code == 0}
+        assert {name.split("-")[0] for name in ended} >= set(members)
+        for name in sorted(ended):
+            self._check_one(name, steps)
+        for step in range(steps):
+            for kind in ("scalars", "tally"):
+                told = {str(v) for n in ended for s, *v in self.traces[n].all(kind) if s == step}
+                assert len(told) <= 1, f"step {step}: {kind} differ: {told}"
+            digests = {n: d for n in self.traces if (d := self.traces[n].digests.get(step)) is not None}
+            assert digests and len(set(digests.values())) == 1, f"step {step}: state differs: {digests}"
+            losses = {self.traces[n].losses[step] for n in digests}
+            assert len(losses) == 1, f"step {step}: loss differs: {losses}"
+
+    def _check_one(self, name: str, steps: int) -> None:
+        """One trainer that reached the end: contiguous steps, and the log says what its process did."""
+        trace = self.traces[name]
+        assert len(trace.all("done")) == 1, f"{name} did not reach the end of its script"
+        assert not trace.all("read-at-a-bad-time"), trace.all("read-at-a-bad-time")
+        done = sorted(trace.digests)
+        assert done == list(range(done[0], steps)), f"{name}: {done}"
+        commits = {e.step: e for e in self.all(schema.Committed, pid=self.pids[name])}
+        assert sorted(commits) == done, name
+        ran = Counter(trace.forward)
+        assert not ran or max(ran.values()) == 1, f"{name} computed a microbatch twice"
+        for step, commit in commits.items():
+            mine = sorted(k for s, k in ran if s == step)
+            assert mine == sorted(commit.microbatches), f"{name} step {step}: ran {mine}, {commit.microbatches}"
+            assert commit.counted == commit.total and (commit.live or not mine)
+
+    def one_lineage_end(self) -> int:
+        """The last step of the run."""
+        return lineage(self.events).last_step
+
+    def near_from(self, gold: Gold, name: str, tolerance: float = 1e-4) -> None:
+        """As `near`, for a trainer that came in later; its learning rates are the plain run's to the last bit."""
+        trace = self.traces[name]
+        for step, loss in trace.losses.items():
+            assert abs(loss - gold.losses[step]) <= tolerance * max(1.0, abs(loss)), (step, loss, gold.losses[step])
+        mine = trace.all("done")[0][1]
+        assert all(abs(a - b) <= 10 * tolerance for a, b in zip(mine, gold.weights, strict=True))
+        plain = dict(map(tuple, gold.scalars))
+        assert trace.all("scalars") and all(plain[step] == text for step, text in trace.all("scalars"))
 
     def near(self, gold: Gold, group: str, tolerance: float = 1e-4) -> None:
         """Losses and final weights equal the plain run's within float tolerance.

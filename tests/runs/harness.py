@@ -57,6 +57,7 @@ class Job:
         self.lighthouses: list[subprocess.Popen[bytes]] = []
         self.started: set[int] = set()
         self.settings: dict[str, Any] = {}
+        self.heal_options: dict[str, Any] = {}
         folder.mkdir(parents=True)
 
     # ------------------------------------------------------------ starting
@@ -109,6 +110,8 @@ class Job:
             options: of `loops.run`.
         """
         name = group if group not in self.trainers else f"{group}-again"
+        while name in self.trainers:
+            name += "-again"
         options = {"trace": str(self.folder / f"trace-{name}"), **options}
         environment = self._group_environment(group, fault, settings, env)
         child = _processes.Process(target=_trainer, args=(options, environment, str(self.output(name))), name=name)
@@ -168,6 +171,33 @@ class Job:
     def _environment(self, more: dict[str, str]) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}
         return {**clean, "LIGHTKEEPER_TOKEN": TOKEN, "RUN_OF_TEST": str(self.folder), "PYTHONUNBUFFERED": "1", **more}
+
+    def start_healing(
+        self, count: int = 3, fault: str = "", only: dict[str, dict[str, Any]] | None = None, **options: Any
+    ) -> None:
+        """`start_all` with the loop that heals: slow steps until `hurry`."""
+        self.heal_options = {
+            "loop": "healing", "warm_up": 12, "delay": 0.04, "steps": 150, "hurry": str(self.folder / "hurry"),
+            **options,
+        }  # fmt: skip
+        self.start_all(count, fault, only, **self.heal_options)
+
+    def return_of(self, group: str, fault: str = "", env: dict[str, str] | None = None, **options: Any) -> BaseProcess:
+        """Starts the group again, as soon as its process has ended."""
+        ended = [process for name, process in self.trainers.items() if name.split("-")[0] == group][-1]
+        self.until(lambda: ended.exitcode is not None, f"the end of {group}", 30)
+        return self.start(group, fault, env=env, **{**self.heal_options, **options})
+
+    def await_rejoin(self, *groups: str, within_s: float = 30.0) -> None:
+        """Returns once the newest incarnation of each of these groups is a member; then the loops hurry."""
+        for group in groups:
+            pid = [process.pid for name, process in self.trainers.items() if name.split("-")[0] == group][-1]
+            self.wait_for(schema.Rejoined, within_s, group=group, pid=pid)
+        self.hurry()
+
+    def hurry(self) -> None:
+        """From now on the loops do not linger over a microbatch."""
+        (self.folder / "hurry").touch()
 
     # ------------------------------------------------------------ looking
 
@@ -252,7 +282,8 @@ class Job:
         self.until(lambda: not self.left_over(lighthouses=True), "nothing is left running", END_S_MAX)
         log = read_run(self.folder)
         traces = {name: read_trace(self.folder / f"trace-{name}") for name in names}
-        return Facts(log.events, log.torn, codes, traces, {name: self.said(name) for name in names})
+        pids = {name: process.pid or 0 for name, process in self.trainers.items()}
+        return Facts(log.events, log.torn, codes, traces, {name: self.said(name) for name in names}, pids)
 
     def end(self) -> None:
         """Kills whatever is left of the job."""

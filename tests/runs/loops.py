@@ -39,6 +39,13 @@ DEFAULTS: dict[str, Any] = {
     "optimizer": "adamw",
     "behave": "",
     "loop": "train",
+    "warm_up": 0,
+    "hurry": "",
+    "scale": 1.0,
+    "register": "",
+    "replay_delay": 0.0,
+    "die_in": "",
+    "batch_norm": False,
 }
 
 
@@ -84,11 +91,29 @@ def run(options: dict[str, Any]) -> None:
 
 def make(o: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
     w = o["width"]
+    norm = [nn.BatchNorm1d(w)] if o["batch_norm"] else []
     model = nn.Sequential(
-        nn.Linear(8, w), nn.Tanh(), nn.Dropout(o["dropout"]), nn.Linear(w, w), nn.Tanh(), nn.Linear(w, 1)
+        nn.Linear(8, w), *norm, nn.Tanh(), nn.Dropout(o["dropout"]), nn.Linear(w, w), nn.Tanh(), nn.Linear(w, 1)
     )
+    with torch.no_grad():
+        for parameter in model.parameters() if o["scale"] != 1.0 else ():
+            parameter.mul_(o["scale"])
     kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[o["optimizer"]]
     return model, kind(model.parameters(), lr=o["lr"])
+
+
+def schedule_of(o: dict[str, Any], optimizer: torch.optim.Optimizer) -> Any:
+    """A warm-up, or None."""
+    if not o["warm_up"]:
+        return None
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / o["warm_up"]))
+
+
+def scalars(optimizer: torch.optim.Optimizer, schedule: Any) -> str:
+    """What is not a tensor, with exact types and all digits."""
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    rest = {} if schedule is None else {k: v for k, v in schedule.state_dict().items() if k != "lr_lambdas"}
+    return repr((groups, sorted(rest.items())))
 
 
 def forward(model: nn.Module, step: int, k: int) -> torch.Tensor:
@@ -125,6 +150,7 @@ def gold(o: dict[str, Any]) -> None:
     """The plain loop without lightkeeper: one process does all microbatches of every step."""
     trace = Trace(o["trace"])
     model, optimizer = make(o)
+    schedule = schedule_of(o, optimizer)
     total_of = per_step(o["microbatches"])
     for step in range(o["steps"]):
         total = total_of if isinstance(total_of, int) else total_of(step)
@@ -137,7 +163,10 @@ def gold(o: dict[str, Any]) -> None:
             whole += float(loss.detach() / total)
         randomness.seed_apply(o["seed"], step, 0)
         optimizer.step()
+        if schedule is not None:
+            schedule.step()
         trace.applied(step, model, optimizer, whole)
+        trace("scalars", step, scalars(optimizer, schedule))
     trace.done(model, optimizer)
 
 
@@ -216,11 +245,75 @@ def with_extras(o: dict[str, Any]) -> None:
     trace.done(model, optimizer)
 
 
+class Tally:
+    """State of the user's own. Each member's `state_dict` notes on which thread it ran, and whether mid-forward."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.steps, self.mean, self.busy = trace, 0, torch.zeros(3), False
+
+    def state_dict(self) -> dict[str, Any]:
+        if threading.current_thread() is not threading.main_thread() or self.busy:
+            self.trace("read-at-a-bad-time", threading.current_thread().name, self.busy)
+        return {"steps": self.steps, "mean": self.mean, "text": f"after {self.steps}", "pair": (1, 2.5, None)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["text"] == f"after {state['steps']}" and state["pair"] == (1, 2.5, None)
+        self.steps, self.mean = state["steps"], state["mean"]
+        self.trace("tally-loaded", self.steps)
+
+    def add(self, loss: float) -> None:
+        self.steps += 1
+        self.mean += (loss - self.mean) / self.steps
+
+
+def healing(o: dict[str, Any]) -> None:
+    """The user's loop with everything that a returning group must get right; slow until the file `hurry` is there."""
+    trace = Trace(o["trace"])
+    model, optimizer = make(o)
+    schedule = schedule_of(o, optimizer)
+    tally = Tally(trace)
+    manager = lightkeeper.Manager(model, optimizer, seed=o["seed"], extras={"loss": ()})
+    if schedule is not None:
+        manager.register("schedule", schedule)
+    if o["register"] == "tally":
+        manager.register("tally", tally)
+    elif o["register"] == "unknown":
+        tally.mean = object()  # type: ignore[assignment]
+        manager.register("tally", tally)
+    elif o["register"]:
+        manager.register(o["register"], tally)
+    behaviour = Behaviour(o["behave"], manager, optimizer, trace)
+    behaviour.heal_faults(o)
+    for step in manager.steps(until=o["steps"], microbatches=per_step(o["microbatches"])):
+        trace("begins", step.index, step.live, step.lead, float(next(model.parameters()).detach().abs().max()))
+        behaviour.step_begins(step, model)
+        optimizer.zero_grad()
+        for k in step.microbatches():
+            trace("forward", step.index, k)
+            tally.busy = True
+            loss = forward(model, step.index, k)
+            time.sleep(0.002 if o["hurry"] and os.path.exists(o["hurry"]) else o["delay"])
+            tally.busy = False
+            (loss / step.total).backward()
+            step.contribute("loss", loss.detach() / step.total)
+        time.sleep(0 if step.live else o["replay_delay"])
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        tally.add(float(step.reduced["loss"]))
+        trace.applied(step.index, model, optimizer, float(step.reduced["loss"]))
+        trace("scalars", step.index, scalars(optimizer, schedule))
+        if o["register"] == "tally":
+            trace("tally", step.index, tally.steps, tally.mean.tolist())
+    trace.done(model, optimizer)
+
+
 LOOPS: dict[str, Callable[[dict[str, Any]], None]] = {
     "gold": gold,
     "train": train,
     "plain_calls": plain_calls,
     "with_extras": with_extras,
+    "healing": healing,
 }
 
 
@@ -275,6 +368,8 @@ class Behaviour:
             self._cut()
         if self.at("kill-in-reduce", step.index):
             self._kill_in_reduce(step.index)
+        if self.at("deaf", step.index):
+            self.manager._entries._server.close()
         if self.at("full-disk", step.index):
             self._fill_disk()
 
@@ -289,6 +384,57 @@ class Behaviour:
     def ends(self) -> None:
         if "sleep-at-end" in self.words:
             time.sleep(self.words["sleep-at-end"])
+
+    # ------------------------------------------------------------ while a group heals
+
+    def heal_faults(self, o: dict[str, Any]) -> None:
+        """Words of a heal; `die_in` names a phase in which this rank dies when it first enters it."""
+        from lightkeeper.manager import joining
+        from lightkeeper.manager.state import restore, snapshot
+
+        if o["die_in"]:
+            real = self.manager._enter
+
+            def enter(phase: str, index: int, microbatches: int = 0) -> None:
+                if phase == o["die_in"]:
+                    self.strike("kill", phase, index)
+                real(phase, index, microbatches)
+
+            self.manager._enter = enter
+        if "die-sending" in self.words:
+            self._before(snapshot.Snapshot, "range", lambda: self.strike("kill", "compute", self.manager.page.step))
+        if "slow-sending" in self.words:  # milliseconds before each range
+            pause_s = self.words["slow-sending"] / 1000
+            self._before(snapshot.Snapshot, "range", lambda: (self.trace("sends"), time.sleep(pause_s)))
+        if "die-receiving" in self.words:
+            self._before(restore.Target, "arrived", lambda: self.strike("kill", "heal", self.manager.page.step))
+        if "slow-follow" in self.words:  # milliseconds between an entry's arrival and the vote on it
+            pause_s = self.words["slow-follow"] / 1000
+            self._before(type(self.manager), "_follow", lambda: time.sleep(pause_s))
+        if "slow-entries" in self.words:  # milliseconds before each entry is asked for
+            pause_s = self.words["slow-entries"] / 1000
+            self._before(joining.Joiner, "next_entry", lambda: time.sleep(pause_s))
+        if "miss-activating" in self.words:
+            self._wrap_reduce(self._miss_activating)
+
+    def _before(self, owner: Any, name: str, act: Callable[[], Any]) -> None:
+        real = getattr(owner, name)
+
+        def method(*arguments: Any, **named: Any) -> Any:
+            act()
+            return real(*arguments, **named)
+
+        setattr(owner, name, method)
+
+    def _miss_activating(self, reducer: Any) -> None:
+        """Fails after the reduce that activates a planned epoch has succeeded."""
+        if reducer._outcome is None or not reducer._outcome.ready:
+            return
+        self._await_donor(reducer._step)
+        self.trace("missed", reducer._step)
+        del self.words["miss-activating"]
+        reducer_miss = GroupFailed("made to fail after it had succeeded")
+        raise reducer_miss
 
     # ------------------------------------------------------------ faults
 
