@@ -540,7 +540,7 @@ class GroupMachine:
         """Kills what is left of the group and ends."""
         if self.ending is not None:
             return []
-        return [Kill(reason), *self._end(exit_code, reason)]
+        return [*self._end(exit_code, reason), Kill(reason)]  # the reason is said before anything is killed
 
     def _end(self, exit_code: int, reason: str) -> list[Action]:
         self.ending = reason

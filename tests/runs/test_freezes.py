@@ -26,7 +26,7 @@ def test_a_frozen_trainer_is_left_out_fenced_and_killed(job: Job, phase: str) ->
     assert LEASE_S - 0.2 <= seconds_between(fault, lost) < LEASE_S + 1.0
     fences = facts.all(schema.Fenced)
     assert len(fences) == 1 and fences[0].incarnation == fault.incarnation
-    assert "exit code 4" in facts.said["g2"] and "stopped" in facts.said["g2"]
+    assert "exit code 104" in facts.said["g2"] and "stopped" in facts.said["g2"]
     assert max(facts.commits("g2")) == AT - 1
     assert sorted(k for r in facts.all(schema.Recovered, step=AT) for k in r.further) == [4, 5]
 
@@ -66,7 +66,7 @@ def test_thawed_while_the_job_still_runs(job: Job) -> None:
     facts = job.finish()
     facts.check(60, LIVE, {"g2": -9})
     assert facts.lost.keys() == {"g2"}
-    assert "ends with exit code 4: left out of the job" in facts.said["g2"]
+    assert "ends with exit code 104: left out of the job" in facts.said["g2"]
     assert max(facts.commits("g2")) == AT - 1
 
 
