@@ -82,6 +82,18 @@ def test_abort_ends_a_pending_reduce_and_every_later_one():
         groups[0].abort("again")  # idempotent
 
 
+def test_abort_ends_a_reduce_also_where_gloo_never_raises(monkeypatch):
+    """Seen after a freeze: the sockets are shut, and the pending operation stays pending for ever."""
+    monkeypatch.setattr("lightkeeper.manager.sockets.HeldSocket.shut_down", lambda held: None)
+    with local_groups(2) as groups:
+        reduction = groups[0].all_reduce(torch.zeros(1000))
+        groups[0].abort("epoch 2 is being prepared")
+        with pytest.raises(GroupFailed, match="epoch 2 is being prepared"):
+            reduction.wait(60.0)
+        assert not reduction.done(), "who waits must give its buffer up"
+        groups[1].all_reduce(torch.zeros(1000)).wait(10.0)  # let both end, so that the groups can be torn down
+
+
 def test_wait_is_bounded_and_may_be_repeated():
     with local_groups(2) as groups:
         reduction = groups[0].all_reduce(torch.ones(10))
