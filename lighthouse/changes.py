@@ -212,6 +212,7 @@ class Changes(Joins):
 
     def _forget(self, reason: str) -> list[Action]:
         """The job has no living member: the next epoch is a first one."""
+        self.ended = reason
         self._clear()
         self.groups = {g.name: g for g in self.groups.values() if g.in_touch}
         return [Ended(reason), Note("job_stopped", {"reason": reason, "ok": False})]
@@ -251,6 +252,7 @@ class Changes(Joins):
                 group.told_to_stop = True  # it has heard it when its stream ends and it does not return
         heard_s = now - self.bounds.lease_s
         if all(g.gone is not None or (g.connection is None and g.heard < heard_s) for g in self.groups.values()):
+            self.ended = self.stopped.reason
             self._clear()
             self.groups.clear()
         return actions

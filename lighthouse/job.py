@@ -42,6 +42,7 @@ class Job:
         self.highest = history.highest
         self.groups: dict[str, Group] = {}
         self.fenced: dict[str, str] = {}
+        self.ended = ""  # how the job ended last
         self._said_s = now
         self._ticked_s = now
         self._clear()

@@ -37,6 +37,7 @@ class Follower(Rank):
         if answer.verdict == "recover":
             self._reducer_at(self.page.step)
             self._recover(answer)
+            self._record.rejoined(self.page.step)
         elif not self._follows:
             self._stop(answer)
 
@@ -84,6 +85,7 @@ class Follower(Rank):
         elif answer.verdict == "recover":
             self._follows = False
             self._recover(answer)
+            self._record.rejoined(self.page.step)
         elif answer.verdict != "go":
             self._stop(answer)
 

@@ -278,6 +278,8 @@ class GroupMachine:
         self.ready[rank] = ready
         self.waiting[rank] = now
         self.total = ready.total
+        if self.stopped is not None:
+            return self._answer_waiting(self._stop_answer)
         if len(self.ready) < self.settings.ranks:
             return []
         return [Tell(self._join())]

@@ -150,6 +150,8 @@ class StepRecord:
     def rejoined(self, step: int) -> None:
         """This rank's group is a member from this step on."""
         self.write(schema.Rejoined(step=step, rank=self.rank))
+        if self.rank == 0:
+            say(f"lightkeeper: a member from step {step} on")
 
     # ------------------------------------------------------------ the rest
 

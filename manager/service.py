@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from lightkeeper.events.schema import Unauthorised
+from lightkeeper.events.schema import Event, ProcessEnded, ProcessStarted, Unauthorised
 from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.messages import ToManager
 from lightkeeper.manager import exits, local
@@ -63,6 +64,7 @@ class ManagerService:
             self.events = EventLog(
                 s.run_folder, f"manager {s.group}", job=s.job, group=s.group, incarnation=self.incarnation
             )
+        self._write(ProcessStarted(command=" ".join(sys.argv)[:1000]))
         host = s.host or own_address_towards([s.lighthouse])
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         self.keys = KeyService(s.token, s.job, self._unauthorised)
@@ -104,6 +106,7 @@ class ManagerService:
         await self.link.flush(FLUSH_S)
         if self.machine.last_words:
             self.say(self.machine.last_words)
+        self._write(ProcessEnded(exit_code=code))
         return code
 
     def _remove_files(self) -> None:
@@ -133,8 +136,7 @@ class ManagerService:
             elif isinstance(action, End):
                 self._end(action)
             elif isinstance(action, Note):
-                if self.events is not None:
-                    self.events.write(action.event)
+                self._write(action.event)
             elif isinstance(action, DropKeys):
                 self.keys.keys.drop(action.below)
 
@@ -236,8 +238,11 @@ class ManagerService:
 
     def _unauthorised(self, peer: str, what: str) -> None:
         self.say(f"refused {peer}: wrong or missing token")
+        self._write(Unauthorised(peer=peer, what=what))
+
+    def _write(self, event: Event) -> None:
         if self.events is not None:
-            self.events.write(Unauthorised(peer=peer, what=what))
+            self.events.write(event)
 
     def say(self, line: str) -> None:
         """One line for the operator."""
