@@ -138,7 +138,7 @@ def test_a_donor_dies_while_it_sends(job: Job, how: str) -> None:
     strict=True, reason="Lost and Heal chase each other hundreds of times a second while the donors are unreachable"
 )
 def test_donors_that_cannot_be_reached_are_asked_again_with_a_breath_between(job: Job) -> None:
-    job.start_healing(3, fault=KILL_G2, steps=60, only=dict.fromkeys(("g0", "g1"), {"behave": "deaf:6"}))
+    job.start_healing(3, fault=KILL_G2, steps=60, only={g: {"behave": "deaf:6"} for g in ("g0", "g1")})
     job.return_of("g2")
     job.wait_for(schema.HealFailed, group="g2")
     facts = job.finish()
@@ -202,7 +202,7 @@ def test_a_survivor_dies_while_a_group_heals(job: Job, when: str) -> None:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="Joiner.fetch takes the newest snapshot, which is still the old one, and Lost moves the boundary on for ever",
+    reason="Joiner.fetch takes the newest snapshot, which is still the old one, and each Lost moves the boundary",
 )
 def test_a_joiner_slower_than_training_falls_back_and_says_so(job: Job) -> None:
     """Entries are kept for three steps only, and it needs longer for one than the members do."""
@@ -366,12 +366,12 @@ def test_groups_that_start_unequal_begin_although_all_are_needed(job: Job) -> No
 
 @pytest.mark.parametrize("slow", ["slow-entries:400", "slow-sending:1500"])
 def test_the_run_ends_while_a_joiner_still_follows(job: Job, slow: str) -> None:
-    donors = dict.fromkeys(("g0", "g1"), {"behave": slow}) if "sending" in slow else {}
+    donors = {g: {"behave": slow} for g in ("g0", "g1") if "sending" in slow}
     job.start_healing(3, fault=KILL_G2, steps=60, only=donors)
     job.return_of("g2", **({} if donors else {"behave": slow}))
     if donors:
-        job.until(lambda: any(t.startswith('["sends"') for g in ("g0", "g1") if (p := job.folder / f"trace-{g}").exists()
-                              for t in p.read_text().splitlines()), "a donor sends")  # fmt: skip
+        traces = [job.folder / f"trace-{group}" for group in ("g0", "g1")]
+        job.until(lambda: any('"sends"' in trace.read_text() for trace in traces), "a donor sends")
     else:
         job.wait_for(schema.Healed, group="g2")
     job.hurry()
@@ -408,7 +408,7 @@ def test_below_the_minimum_the_rejoin_is_in_the_log(job: Job) -> None:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="SEVERE, all stand: Copy at the step where the survivor is comes before its ranks have voted, and is forgotten",
+    reason="SEVERE, all stand: Copy at the step where the survivor is comes before its ranks vote, and is forgotten",
 )
 def test_the_job_falls_below_the_minimum_while_a_group_heals(job: Job) -> None:
     """The survivor still computes when it is told to copy where it stands; it does once it has come to stand."""

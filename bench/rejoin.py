@@ -1,0 +1,249 @@
+"""How long survivors stand when a killed group comes back, by the size of the state, beside torchft."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightkeeper.bench import _peer
+from lightkeeper.bench._trainers import Trainers, local_job, say
+from lightkeeper.events import read_run
+from lightkeeper.events.schema import Committed, Copied, Event, GroupLost, Healed, Rejoined
+
+GROUPS = 3
+STATE_MB = (64, 256, 1024)  # parameters and the two moments of AdamW; gradients are a third of it
+STEP_S = 0.5  # of timed compute, whatever the share
+KILL_STEP = 3
+BEFORE = 4  # steps of the survivors between the recovery and the restart: their median is the normal iteration
+AFTER = 5  # steps that are looked at after the rejoin
+STEPS_MAX = 60
+PEER_STEPS = KILL_STEP + BEFORE + 11
+RUN_S_MAX = 150.0
+VICTIM = "g2"
+TARGET_S = STEP_S
+
+
+def run() -> dict[str, Any]:
+    """Sizes in turn: ours and then torchft."""
+    ours: dict[str, dict[str, Any]] = {}
+    peer: dict[str, dict[str, Any]] = {}
+    for state_mb in STATE_MB:
+        say(f"rejoin: ours, {state_mb} MB")
+        ours[str(state_mb)] = _ours(state_mb)
+        say(f"rejoin: {ours[str(state_mb)]}; torchft, {state_mb} MB")
+        peer[str(state_mb)] = _torchft(state_mb)
+        say(f"rejoin: {peer[str(state_mb)]}")
+    stalls = {size: case["survivor_stall_s"] for size, case in ours.items()}
+    return {
+        "bench": "rejoin",
+        "ours": _by_size(ours),
+        "peer": _by_size(peer),
+        "ratio": {size: round(stalls[size] / max(peer[size]["survivor_stall_s"], 1e-3), 3) for size in stalls},
+        "target": {"survivor_stall_s": TARGET_S, "bits_equal": True},
+        "met": max(stalls.values()) <= TARGET_S and all(case["bits_equal"] for case in ours.values()),
+    }
+
+
+def _by_size(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    names = list(next(iter(cases.values())))
+    return {name: {size: case[name] for size, case in cases.items()} for name in names}
+
+
+def _until(holds: Callable[[], bool], what: str, alive: Callable[[], bool] = lambda: True) -> None:
+    end = time.monotonic() + RUN_S_MAX
+    while not holds():
+        if time.monotonic() > end or not alive():
+            raise RuntimeError(f"rejoin: not within {RUN_S_MAX:.0f} s, or a trainer died: {what}")
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------- ours
+
+
+def _ours(state_mb: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with local_job(folder, GROUPS) as (trainers, environment):
+            every = {"LIGHTKEEPER_FINGERPRINT_EVERY": "1"}
+            for slot in range(GROUPS):
+                group = f"g{slot}"
+                fault = {"LIGHTKEEPER_FAULT": f"kill:{VICTIM}:reduce:{KILL_STEP}"} if group == VICTIM else {}
+                trainers.start(group, {**environment(group), **every, **fault}, train, state_mb)
+
+            def committed(step: int, *groups: str) -> bool:
+                steps = {e.group: e.step for e in _events(folder) if isinstance(e, Committed)}
+                return all(steps.get(group, -1) >= step for group in groups)
+
+            def alive() -> bool:
+                return all(process.is_alive() for name, process in trainers.processes.items() if name != VICTIM)
+
+            _until(lambda: committed(KILL_STEP + BEFORE, "g0", "g1"), "the normal steps", alive)
+            restarted_ns = time.monotonic_ns()
+            trainers.start(f"{VICTIM}-again", {**environment(VICTIM), **every}, train, state_mb)
+            _until(lambda: any(isinstance(e, Rejoined) for e in _events(folder)), "the rejoin", alive)
+            step = next(e.step for e in _events(folder) if isinstance(e, Rejoined))
+            _until(lambda: committed(step + AFTER, "g0", "g1", VICTIM), "the steps after it", alive)
+            for process in trainers.processes.values():
+                process.kill()
+        return figures(read_run(folder).events, restarted_ns)
+
+
+def _events(folder: Path) -> list[Event]:
+    return read_run(folder).events
+
+
+def train(state_mb: int) -> None:
+    """One group with timed compute."""
+    import torch
+
+    import lightkeeper
+    from lightkeeper.bench._compute import WIDTH, stack
+
+    torch.set_num_threads(1)
+    model = stack(state_mb / 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    manager = lightkeeper.Manager(model, optimizer)
+    inputs = torch.randn(1, WIDTH)
+    for step in manager.steps(STEPS_MAX, GROUPS):
+        optimizer.zero_grad()
+        share = max(1, len(step.share()))
+        for _ in step.microbatches():
+            start = time.monotonic()
+            (model(inputs).square().mean() / step.total).backward()
+            time.sleep(max(0.0, STEP_S / share - (time.monotonic() - start)))
+        optimizer.step()
+
+
+def figures(events: list[Event], restarted_ns: int) -> dict[str, Any]:
+    """The stall is a survivor's longest iteration from the restart to five steps after the rejoin, less its median
+    of the four steps between the recovery and the restart."""
+    rejoined = next(e for e in events if isinstance(e, Rejoined))
+    healed = [e for e in events if isinstance(e, Healed)][-1]
+    commits = [e for e in events if isinstance(e, Committed)]
+    stalls, normals, worst = [], [], []
+    for group in ("g0", "g1"):
+        mine = [e for e in commits if e.group == group]
+        normal_s = statistics.median(e.seconds for e in mine if e.mono_ns < restarted_ns and e.step > KILL_STEP)
+        during = [e for e in mine if e.mono_ns >= restarted_ns and e.step <= rejoined.step + AFTER]
+        longest = max(during, key=lambda e: e.seconds)
+        normals.append(normal_s)
+        stalls.append(longest.seconds - normal_s)
+        worst.append(longest.step - rejoined.step)
+    digests: dict[int, set[str | None]] = {}
+    for e in commits:
+        digests.setdefault(e.step, set()).add(e.fingerprint)
+    again = [e.step for e in commits if e.group == VICTIM and e.mono_ns > restarted_ns]
+    lost = [e.group for e in events if isinstance(e, GroupLost) and e.mono_ns < restarted_ns]
+    return {
+        "survivor_stall_s": round(max(stalls), 3),
+        "rejoin_s": round((rejoined.mono_ns - restarted_ns) / 1e9, 3),
+        "mib_per_s": round(healed.bytes / healed.seconds / (1 << 20), 1),
+        "normal_s": round(max(normals), 3),
+        "worst_step_from_rejoin": worst[stalls.index(max(stalls))],
+        "copy_pause_s": round(max(e.pause_s for e in events if isinstance(e, Copied)), 4),
+        "replayed": rejoined.step - healed.step,
+        "bits_equal": all(len(digests[step]) == 1 for step in again) and None not in digests[again[-1]],
+        "blamed": ",".join(sorted(set(lost))),
+    }
+
+
+# ---------------------------------------------------------------- the peer
+
+
+def _torchft(state_mb: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name, _peer.lighthouse() as address:
+        folder = Path(name)
+        trainers = Trainers(folder)
+        try:
+            more = {"TORCHFT_LIGHTHOUSE": address}
+            for slot in range(GROUPS):
+                die_at = KILL_STEP if f"g{slot}" == VICTIM else None
+                trainers.start(f"g{slot}", more, peer_train, slot, state_mb, die_at, str(folder / f"g{slot}"))
+
+            def reached() -> bool:
+                path = folder / "g0"
+                return path.exists() and int(path.read_text() or 0) > KILL_STEP + BEFORE
+
+            _until(reached, "torchft's normal steps")
+            restarted = time.monotonic()
+            again = f"{VICTIM}-again"
+            trainers.start(again, more, peer_train, GROUPS - 1, state_mb, None, str(folder / again))
+            results = trainers.result_of(GROUPS, timeout_s=RUN_S_MAX)
+        finally:
+            trainers.end()
+    first = results[again][0]
+    stalls, normals = [], []
+    for group in ("g0", "g1"):
+        rows = results[group]
+        normal_s = statistics.median(
+            row["seconds"] for row in rows if row["at"] < restarted and row["before"] > KILL_STEP
+        )
+        during = [row for row in rows if row["at"] >= restarted and row["before"] <= first["after"] + AFTER]
+        normals.append(normal_s)
+        stalls.append(max(row["seconds"] for row in during) - normal_s)
+    return {
+        "survivor_stall_s": round(max(stalls), 3),
+        "rejoin_s": round(first["at"] - restarted, 3),
+        "mib_per_s": None,
+        "normal_s": round(max(normals), 3),
+        "bits_equal": len({rows[-1]["digest"] for rows in results.values()}) == 1,
+    }
+
+
+def peer_train(slot: int, state_mb: int, die_at: int | None, progress: str) -> list[dict[str, Any]]:
+    """One group of the peer; `at` is when the iteration ended."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+    from torchft import Manager, Optimizer, ProcessGroupGloo
+
+    import lightkeeper
+    from lightkeeper.bench._compute import stack
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(store.port), RANK="0", WORLD_SIZE="1")
+    model = stack(state_mb / 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    timeout = timedelta(seconds=60)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timeout), min_replica_size=1, load_state_dict=load_state_dict,
+        state_dict=state_dict, replica_id=f"g{slot}", timeout=timeout, hostname="localhost",
+    )  # fmt: skip
+    wrapped = Optimizer(manager, optimizer)
+    sizes = [p.numel() for p in model.parameters()]
+    gradients = torch.zeros(sum(sizes))
+    rows: list[dict[str, Any]] = []
+    while manager.current_step() < PEER_STEPS:
+        start, before = time.monotonic(), manager.current_step()
+        wrapped.zero_grad()
+        time.sleep(STEP_S)
+        gradients.fill_(1.0)
+        work = manager.allreduce(gradients)
+        if die_at is not None and before == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        work.wait()
+        for parameter, part in zip(model.parameters(), gradients.split(sizes), strict=True):
+            parameter.grad = part.view_as(parameter).clone()
+        wrapped.step()
+        now, after = time.monotonic(), manager.current_step()
+        rows.append({"seconds": now - start, "before": before, "after": after, "at": now})
+        Path(progress).write_text(str(after))
+    rows[-1]["digest"] = lightkeeper.fingerprint(model, optimizer)
+    manager.shutdown(wait=False)
+    return rows
