@@ -9,7 +9,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promised, Send
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.joins import Joins
-from lightkeeper.lighthouse.names import Epoch, Membership
+from lightkeeper.lighthouse.names import Epoch, Member, Membership
 from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, most_blamed, newest_known, unheard
 from lightkeeper.lighthouse.silence import verdict
 
@@ -92,7 +92,8 @@ class Changes(Joins):
             concluded = conclude(candidates, promises)
         except Contradiction as error:
             return self._stop(f"the job contradicts itself and must not go on: {error}", ok=False)
-        if len(concluded.members) < self.config.minimum:
+        starts = self.newest is None and len(self._joined()) >= self.config.minimum  # the others heal from these
+        if len(concluded.members) < self.config.minimum and not starts:
             return []
         members = tuple(self.groups[name].member() for name in concluded.members)
         base = None if self.newest is None else self.newest.epoch
@@ -179,10 +180,13 @@ class Changes(Joins):
         gone = [
             member.group
             for member in latest.members
-            if self.newest.slot_of(member.group, member.incarnation) is None
-            and not (self.groups[member.group].in_touch and self.groups[member.group].incarnation == member.incarnation)
+            if self.newest.slot_of(member.group, member.incarnation) is None and not self._here(member)
         ]
         return bool(leavers & set(latest.groups)) or bool(gone)
+
+    def _here(self, member: Member) -> bool:
+        group = self.groups.get(member.group)
+        return group is not None and group.in_touch and group.incarnation == member.incarnation
 
     def _planned_is_in_force(self, planned: Membership) -> list[Action]:
         """A member shows that the entries have activated this planned epoch."""

@@ -18,6 +18,7 @@ from lightkeeper.lighthouse.job import Job
 AHEAD_S = 0.5
 AHEAD_STEPS_MIN = 2
 FLAPPING_WINDOW_S = 600.0
+AGAIN_S = 0.1  # after a first heal that failed
 BACKOFF_S = 5.0
 BACKOFF_S_MAX = 120.0
 
@@ -28,7 +29,7 @@ class Joins(Job):
     def _heal(self, now: float) -> list[Action]:
         """Tells joiners where to heal from, and members what to copy for them."""
         joiners = self._joiners(now)
-        if not joiners:
+        if not joiners and not self._waits_to_join():
             return self._release()
         asking = [group for group in joiners if group.healing is None]
         if not asking or self.newest is None:
@@ -38,18 +39,27 @@ class Joins(Job):
             self.copied = self._boundary()
             for group in self._members():
                 actions += _send(group, m.Copy(self.newest.epoch, self.copied))
+        first = next((g for g in self._members() if g.join is not None), None)
         donors = tuple(group.member() for group in self._members() if group.in_touch and group.join is not None)
         for group in asking:
             group.healing = self.copied
             group.tries += 1
+            other = first is not None and _unlike(group, first)
+            why = f"{group.name} comes with another state than {first.name}" if first is not None and other else ""
             fields = {
                 "group": group.name,
                 "incarnation": group.incarnation,
                 "step": self.copied,
                 "attempt": group.tries,
             }
-            actions += [Note("healing", fields), *_send(group, m.Heal(self.copied, donors))]
+            actions += [Note("healing", fields), *_send(group, m.Heal(self.copied, donors, why))]
         return actions
+
+    def _waits_to_join(self) -> bool:
+        """Whether somebody still needs the entries: a joiner held back, or one taken in that has yet to switch."""
+        number = 0 if self.newest is None else self.newest.epoch.number
+        behind = [g for g in self._members() if g.gone is None and (g.beat is None or g.beat.epoch < number)]
+        return bool(behind) or any(g.in_touch and self._member(g.name) is None for g in self._joined())
 
     def _boundary(self) -> int:
         """A boundary that no member has passed when the word reaches it; now, if all of them stand."""
@@ -89,6 +99,11 @@ class Joins(Job):
         group.deaths = (*(t for t in former.deaths if now - t < FLAPPING_WINDOW_S), *died)
         if len(group.deaths) >= 2:
             group.admit_s = now + min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (len(group.deaths) - 2))
+
+
+def _unlike(group: Group, other: Group) -> bool:
+    """Whether both started with a state, and not with the same."""
+    return group.join is not None and other.join is not None and group.join.fingerprint != other.join.fingerprint
 
 
 def _send(group: Group, message: m.ToManager) -> list[Action]:

@@ -15,6 +15,7 @@ from lightkeeper.lighthouse.admission import refusal
 from lightkeeper.lighthouse.changes import Changes
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import Bounds
+from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S
 from lightkeeper.lighthouse.names import Term
 from lightkeeper.lighthouse.signature import differences
 
@@ -225,10 +226,13 @@ class JobMachine(Changes):
         return [Ended(self.stopped.reason), Note("finished", {"group": group.name, "step": finished.step})]
 
     def _lost(self, group: Group, lost: m.Lost, now: float) -> list[Action]:
-        if self._member(group.name) is not None:
-            return []
+        if self._member(group.name) is not None:  # taken in, but it cannot become what the others take it for
+            group.gone = Gone(f"it could not follow: {lost.reason}", "manager", "follow", 0)
+            return [self._lost_note(group)]
+        if group.healing == self.copied:
+            self.copied = None  # whatever is kept is of no use to it: a fresh boundary, after a breath
         group.healing, group.beat = None, None
-        self.copied = None  # whatever is kept is of no use to it: a fresh boundary
+        group.admit_s = now + min(BACKOFF_S, AGAIN_S * 2**group.tries)
         note = {"group": group.name, "incarnation": group.incarnation, "reason": lost.reason}
         return [Note("heal_failed", note)]
 

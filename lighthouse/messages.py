@@ -292,6 +292,7 @@ class Heal:
 
     step: int
     donors: tuple[Member, ...]
+    why: str = ""
 
 
 ToManager = Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands

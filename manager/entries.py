@@ -41,7 +41,7 @@ class EntryHolder:
         self._snapshotter = Snapshotter(registry)
         self._history = EntryHistory(history_bytes)
         self._copy: Copy | None = None
-        self._keeps = False
+        self._keeps = self._wanted = False
         self._held = threading.Condition()
         self._name: Entry | None = None
         self._reducer: Reducer | None = None
@@ -74,8 +74,15 @@ class EntryHolder:
     # ------------------------------------------------------------ for joiners
 
     def touch(self) -> None:
-        """Memory for a copy is allocated and touched, in the background: one is wanted at a boundary ahead."""
-        threading.Thread(target=self._touch, name="touch", daemon=True).start()
+        """A copy is wanted at a boundary ahead; called by the listening thread."""
+        self._wanted = True
+
+    def ready(self) -> None:
+        """At a step boundary: what is held of an earlier one is dropped, and memory is allocated in the background."""
+        if self._wanted:
+            self._wanted, self._keeps = False, False
+            nbytes = self._snapshotter.size()
+            threading.Thread(target=self._touch, args=(nbytes,), name="touch", daemon=True).start()
 
     def copy(self) -> bool:
         """Begins to copy the state, at a step boundary; what is committed from here on is kept too."""
@@ -99,7 +106,7 @@ class EntryHolder:
 
     def release(self) -> None:
         """Nobody joins any more."""
-        self._keeps = False
+        self._keeps = self._wanted = False
         threading.Thread(target=self._release, name="release", daemon=True).start()
 
     def fetch(self, adopt: local.Adopt, reducer: Reducer) -> Outcome:
@@ -116,9 +123,10 @@ class EntryHolder:
         self._history.stop()
         self._server.close()
 
-    def _touch(self) -> None:
+    def _touch(self, nbytes: int) -> None:
+        self._release()
         try:
-            self._snapshotter.prepare()
+            self._snapshotter.reserve(nbytes)
         except SnapshotFailed as error:
             self._note(f"no memory for a joiner's copy: {error}")
 

@@ -74,7 +74,9 @@ class Follower(Rank):
                 return self._step
             self._after_waiting(self._ask(self._joiner_vote("idle")))
         index = self.page.step
-        self._step = Step(cast("Manager", self), index, self._total(index), self._open_share(), lead=self._slot == 0)
+        share = () if self._applies else self._open_share()
+        live = not self._applies
+        self._step = Step(cast("Manager", self), index, self._total(index), share, lead=self._slot == 0, live=live)
         self._enter("compute", index)
         return self._step
 
@@ -83,14 +85,27 @@ class Follower(Rank):
         if answer.verdict == "heal":
             self._heal(answer)
         elif answer.verdict == "recover":
-            self._follows = False
-            self._recover(answer)
-            self._record.rejoined(self.page.step)
+            self._named(answer)
         elif answer.verdict != "go":
             self._stop(answer)
 
-    def _follow(self, index: int) -> None:
-        """The entry in the buffers is applied; it may be the one that makes this group a member."""
+    def _named(self, answer: local.Answer) -> bool:
+        """This group is a member by a recovery; returns whether the step at hand is committed by that."""
+        self._follows = False
+        self._applies = self._recover(answer) == "committed"
+        self._record.rejoined(self.page.step)
+        return self._applies
+
+    def _follow(self, step: Step) -> tuple[int, ...] | None:
+        """The entry in the buffers is applied; it may be the one that makes this group a member.
+
+        Returns:
+            Microbatches to compute, if a recovery named this group a member and this step is done anew; else None.
+        """
+        index = step.index
+        if self._applies:  # adopted in a recovery: voted on already
+            self._applies = False
+            return None
         assert self._outcome is not None and self._reduced_as is not None
         if self._outcome.problem is not None:
             raise LoopError(f"step {index}: the entry is wrong and is not applied: {self._outcome.problem}")
@@ -100,6 +115,12 @@ class Follower(Rank):
             activates=self._outcome.ready, entry=_triple(name),
         )  # fmt: skip
         answer = self._ask(vote)
+        if answer.verdict == "recover":
+            if self._named(answer):
+                self._applies = False
+                return None
+            step.live = True
+            return self._open_share()
         if answer.verdict != "go":
             self._stop(answer)
         if answer.epoch:
@@ -107,6 +128,7 @@ class Follower(Rank):
             self._share, self._ready = (), 0
             self._switch(answer.epoch)
             self._record.rejoined(index + 1)
+        return None
 
 
 def _triple(name: Entry) -> tuple[int, int, str]:

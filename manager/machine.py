@@ -228,7 +228,11 @@ class GroupMachine:
         self.copy_at = copy.step
         if copy.step > self.step:
             return [ToRanks(local.Touch())]
-        if copy.step != self.step or set(self.waiting) != set(range(self.settings.ranks)):
+        return self._copy_if_standing()
+
+    def _copy_if_standing(self) -> list[Action]:
+        """All ranks stand at the boundary that was named: they copy, and go on standing."""
+        if self.copy_at != self.step or set(self.waiting) != set(range(self.settings.ranks)):
             return []
         self.copy_at = None
         return [ToRanks(local.Answer(verdict="copy", step=self.step))]
@@ -236,6 +240,13 @@ class GroupMachine:
     def _heal(self, heal: m.Heal, now: float) -> list[Action]:
         self.source = heal
         self.votes.clear()
+        donors = ", ".join(member.group for member in heal.donors)
+        why = f"{heal.why}: it takes theirs" if heal.why else "joining"
+        line = f"{why}; the state before step {heal.step} comes from {donors}"
+        actions: list[Action] = [ToRanks(local.Say(line=line), 0)]
+        return actions + self._heal_answers()
+
+    def _heal_answers(self) -> list[Action]:
         return self._answer_waiting(self._heal_answer)
 
     def _heal_answer(self, rank: int) -> local.Answer | None:
@@ -303,15 +314,15 @@ class GroupMachine:
         if vote.outcome in ("healed", "followed", "idle", "lost"):
             return self._joiner_votes(rank, vote)
         if self.known is None or vote.epoch < self.known.epoch.number:
-            return self._answer_waiting(self._recover)  # that epoch is over
+            return self._answer_waiting(self._recover) + self._copy_if_standing()  # that epoch is over
         if vote.step != self.step or vote.epoch > self.known.epoch.number:
             stands = f"step {self.step} of epoch {self.known.epoch.number} stands"
             voted = f"rank {rank} voted on step {vote.step} of epoch {vote.epoch}"
             return self._finish(exits.STOPPED, f"a bug: {voted}, but {stands}")
         self.votes[rank] = vote
         if vote.outcome == "failed":
-            return self._failed(rank, vote)
-        return self._decide()
+            return self._failed(rank, vote) + self._copy_if_standing()
+        return self._decide() + self._copy_if_standing()
 
     def _failed(self, rank: int, vote: local.Vote) -> list[Action]:
         assert self.known is not None

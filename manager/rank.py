@@ -113,6 +113,7 @@ class Rank:
         self._reduced_as: Entry | None = None
         self._left = False
         self._follows = False
+        self._applies = False
         self._copy_at_end = False
         self.finished = False
 

@@ -176,8 +176,7 @@ class Manager(Follower):
         """Reduces and votes; returns further microbatches to compute, or None once the group has committed."""
         assert self._reducer is not None
         if not step.live:
-            self._follow(step.index)
-            return None
+            return self._follow(step)
         assert self._plan is not None
         self._enter("reduce", step.index)
         self._record.reduces()
@@ -295,6 +294,7 @@ class Manager(Follower):
         digest = fingerprint(self.model, self.optimizer) if every and (step.index + 1) % every == 0 else None
         self._record.applied(step, self._reduced_as, digest)
         self.page.enter("replay" if self._follows else "compute", step.index + 1)
+        self._entries.ready()
         if self._copy_at_end:
             self._copy_at_end = False
             self._copy()

@@ -338,12 +338,14 @@ class Copy(_message.Message):
     def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Heal(_message.Message):
-    __slots__ = ("step", "donors")
+    __slots__ = ("step", "donors", "why")
     STEP_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     step: int
     donors: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    why: str
+    def __init__(self, step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

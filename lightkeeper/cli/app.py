@@ -1,6 +1,7 @@
 """Puts the commands together; tells every foreseen error in one line.
 
-Exit codes: 0 well; 1 it failed; 2 wrong input; 130 interrupted. `launch` ends with its script's code, or 103 to 107 (README).
+Exit codes: 0 well; 1 it failed; 2 wrong input; 130 interrupted. `launch` ends with its
+script's code, or with 103 to 107 (README).
 """
 
 from __future__ import annotations

@@ -241,11 +241,23 @@ class Snapshotter:
         Raises:
             SnapshotFailed: it is beyond the bound.
         """
+        nbytes = self.size()
+        self.reserve(nbytes)
+        return nbytes
+
+    def size(self) -> int:
+        """Bytes of one snapshot of the state as it is now; on the training thread, since it reads the state."""
         captured = self._registry.capture()
         self._pinned = any(leaf.tensor.is_cuda for leaf in leaves_in(captured))
-        nbytes = layout_of(UNNAMED, captured, self._range_bytes).nbytes
+        return layout_of(UNNAMED, captured, self._range_bytes).nbytes
+
+    def reserve(self, nbytes: int) -> None:
+        """Allocate and touch memory for a snapshot; from any thread.
+
+        Raises:
+            SnapshotFailed: it is beyond the bound.
+        """
         self._give_back(self._take(nbytes))
-        return nbytes
 
     def begin(self, name: Entry) -> Copy:
         """Start a snapshot; on the training thread, at a step boundary.

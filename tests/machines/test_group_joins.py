@@ -275,9 +275,6 @@ def test_who_stands_copies_at_once_and_still_gets_its_answer(ranks: int) -> None
     assert world.answer().verdict == "recover" and world.answer().plan.share == (3, 4)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="SEVERE: a Copy that comes before the ranks stand is forgotten, and the joiner never heals"
-)
 @RANKS
 def test_who_is_told_to_copy_where_it_stands_before_its_ranks_do_copies_when_they_do(ranks: int) -> None:
     world = member(ranks)
@@ -384,7 +381,6 @@ def prepared_in() -> World:
     return world
 
 
-@pytest.mark.xfail(strict=True, reason="SEVERE, all stand: the entries are released at the first member's switch")
 def test_entries_are_kept_until_the_joiner_itself_is_a_member() -> None:
     """The members switch at the entry that makes it one; it still has to fetch that entry from them."""
     world = prepared_in()
@@ -396,7 +392,6 @@ def test_entries_are_kept_until_the_joiner_itself_is_a_member() -> None:
     assert world.told("g0", m.Copy)[-1].step == 0
 
 
-@pytest.mark.xfail(strict=True, reason="SEVERE, all stand: Lost of a member is ignored")
 def test_a_joiner_that_is_lost_after_the_switch_is_not_waited_for() -> None:
     """It cannot become what the others take it for: they go on without it, and it heals anew."""
     world = prepared_in()
@@ -408,7 +403,6 @@ def test_a_joiner_that_is_lost_after_the_switch_is_not_waited_for() -> None:
     assert world.is_asked("g0") or world.told("g2/i2", m.Heal) or world.told("g2/i2", m.Fence)
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="SEVERE, the lighthouse cannot start again: Changes._replaces")
 def test_it_restarts_with_a_joiner_in_the_planned_change_of_its_log() -> None:
     world = prepared_in()
     newest = world.newest

@@ -41,6 +41,8 @@ def test_a_joiner_that_has_caught_up_is_prepared_and_switched_in() -> None:
     assert world.planned("g0") == planned and planned.base == world.newest.epoch
     world.beat("g0", 14, epoch=planned.epoch.number)
     assert world.newest == planned
+    for group in ("g1", "g2/i2"):
+        world.beat(group, 14, epoch=planned.epoch.number)
     assert world.told("g0", m.Copy)[-1].step == 0, "nobody needs the copy any more"
 
 
@@ -64,6 +66,8 @@ def test_a_joiner_whose_donors_are_gone_gets_another_boundary() -> None:
     first = world.told("g2/i2", m.Heal)[0].step
     world.pass_s(2, {"g0": 20, "g1": 20})
     world.say("g2/i2", m.Lost("no donor holds the state before step 8"))
+    assert len(world.told("g2/i2", m.Heal)) == 1, "after a breath"
+    world.pass_s(1, {"g0": 20, "g1": 20})
     assert world.told("g2/i2", m.Heal)[-1].step > first
     assert world.noted("heal_failed")[0]["group"] == "g2"
     assert [note["attempt"] for note in world.noted("healing")] == [1, 2]
