@@ -62,8 +62,7 @@ def measure(state_mib: int, rounds: int) -> tuple[dict[str, list[float]], list[f
             for chunks in PEER_CHUNKS:
                 trainers.start(f"torchft {chunks}", {}, _torchft_donor, state_mib, chunks, answers)
             addresses = dict(answers.get(timeout=_TIMEOUT_S) for _ in range(2 + len(PEER_CHUNKS)))
-            trainers.start("joiner", {}, _join, state_mib, rounds, addresses, orders, answers)
-            return trainers.result_of(1, timeout_s=600)["joiner"]
+            return _rounds(trainers, state_mib, rounds, addresses, orders, answers)
         finally:
             trainers.end()
 
@@ -71,36 +70,39 @@ def measure(state_mib: int, rounds: int) -> tuple[dict[str, list[float]], list[f
 # ---------------------------------------------------------------- the joiner
 
 
-def _join(
-    state_mib: int, rounds: int, addresses: dict[str, Any], orders: Any, answers: Any
+def _rounds(
+    trainers: Trainers, state_mib: int, rounds: int, addresses: dict[str, Any], orders: Any, answers: Any
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """One unmeasured round, then the others."""
-    import torch
-
-    torch.set_num_threads(1)
-    model = _model(state_mib, 0.0)
-    kinds: dict[str, Callable[[int], None]] = {
-        "ours": lambda i: _fetch_ours(addresses["donor"], model, i),
-        "plain": lambda i: _fetch_plain(addresses["plain"], model),
-    }
-    for chunks in PEER_CHUNKS:
-        kinds[f"torchft {chunks}"] = _torchft_fetcher(addresses[f"torchft {chunks}"], chunks)
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    """One unmeasured round, then the others; every fetch in a process of its own, as a joiner is one."""
+    rates: dict[str, list[float]] = {}
     snapshot_s = []
     for i in range(rounds + 1):
         orders.put(i)
         snapshot_s.append(answers.get(timeout=_TIMEOUT_S))
-        for kind, fetch in kinds.items():
-            for parameter in model.parameters():
-                parameter.detach().zero_()
-            start = time.monotonic()
-            fetch(i)
-            seconds = time.monotonic() - start
-            if kind in ("ours", "plain") and not all(bool((p == 1.0).all()) for p in model.parameters()):
-                raise RuntimeError(f"{kind} did not bring the state")
+        for kind, address in addresses.items():
+            name = f"{kind} {i}"
+            trainers.start(name, {}, _fetch, kind, address, state_mib, i)
+            seconds = trainers.result_of(1, timeout_s=_TIMEOUT_S)[name]
             if i > 0:
-                rates[kind].append(state_mib / seconds)
+                rates.setdefault(kind, []).append(state_mib / seconds)
     return rates, snapshot_s[1:]
+
+
+def _fetch(kind: str, address: Any, state_mib: int, i: int) -> float:
+    """Seconds of one fetch; imports and the joiner's own memory, allocated and touched, are there before."""
+    import torch
+
+    torch.set_num_threads(1)
+    if kind.startswith("torchft"):
+        return _fetch_torchft(address, int(kind.split()[1]))
+    model = _model(state_mib, 0.0)
+    fetch = _prepare_ours(address, model, i) if kind == "ours" else lambda: _fetch_plain(address, model)
+    start = time.monotonic()
+    fetch()
+    seconds = time.monotonic() - start
+    if not all(bool((parameter == 1.0).all()) for parameter in model.parameters()):
+        raise RuntimeError(f"{kind} did not bring the state")
+    return seconds
 
 
 def _model(state_mib: int, value: float) -> Any:
@@ -135,20 +137,21 @@ def _donor(state_mib: int, orders: Any, answers: Any) -> None:
     snapshotter = Snapshotter(registry)
     snapshotter.prepare()
     server = TransferServer(TOKEN, HealProvider(snapshotter))
-    answers.put(("donor", server.address))
+    answers.put(("ours", server.address))
     while True:
         i = orders.get()
         snapshotter.release()
         answers.put(snapshotter.begin(_name(i)).wait(_TIMEOUT_S).seconds)
 
 
-def _fetch_ours(address: str, model: Any, i: int) -> None:
+def _prepare_ours(address: str, model: Any, i: int) -> Callable[[], object]:
     from lightkeeper.manager.state.registry import StateRegistry
     from lightkeeper.manager.transfer.joiner import Options, fetch_state
 
     registry = StateRegistry()
     registry.register("model", model)
-    fetch_state([address], TOKEN, registry, _name(i), Options(timeout_s=_TIMEOUT_S, connections=CONNECTIONS))
+    options = Options(timeout_s=_TIMEOUT_S, connections=CONNECTIONS)
+    return lambda: fetch_state([address], TOKEN, registry, _name(i), options)
 
 
 # ---------------------------------------------------------------- plain sockets
@@ -205,12 +208,10 @@ def _torchft_donor(state_mib: int, chunks: int, answers: Any) -> None:
     threading.Event().wait()
 
 
-def _torchft_fetcher(metadata: str, chunks: int) -> Callable[[int], None]:
+def _fetch_torchft(metadata: str, chunks: int) -> float:
     from torchft.checkpointing import HTTPTransport
 
     transport = HTTPTransport(timeout=timedelta(seconds=_TIMEOUT_S), num_chunks=chunks)
-
-    def fetch(i: int) -> None:
-        transport.recv_checkpoint(0, metadata, 1, timedelta(seconds=_TIMEOUT_S))
-
-    return fetch
+    start = time.monotonic()
+    transport.recv_checkpoint(0, metadata, 1, timedelta(seconds=_TIMEOUT_S))
+    return time.monotonic() - start

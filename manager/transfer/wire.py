@@ -36,7 +36,7 @@ MAGIC = b"LKT1"
 HEADER_MAX = 1 << 20  # bytes
 HELLO_MAX = 4 << 10  # bytes, of a header that has not shown its token yet
 PARTS_MAX = 8192  # tensors of an entry
-SLICE_BYTES = 4 << 20  # received at one go, and hashed while it is near
+SLICE_BYTES = 512 << 10  # received at one go, and hashed while it is in the cache
 
 _PREFIX = struct.Struct("<4sI")
 _TIMEVAL = struct.Struct("@ll")
@@ -255,7 +255,7 @@ class Connection:
 
     def _receive_some(self, data: memoryview) -> int:
         with self._bounded():
-            count = self._sock.recv_into(data)
+            count = self._sock.recv_into(data, 0, socket.MSG_WAITALL)  # woken up once, not for every packet
         if count == 0:
             raise ConnectionError("the connection ended early")
         return count
