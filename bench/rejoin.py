@@ -14,7 +14,7 @@ from typing import Any
 from lightkeeper.bench import _peer
 from lightkeeper.bench._trainers import Trainers, local_job, say
 from lightkeeper.events import read_run
-from lightkeeper.events.schema import Committed, Copied, Event, GroupLost, Healed, Rejoined
+from lightkeeper.events.schema import Committed, Copied, Event, Finished, GroupLost, Healed, Rejoined
 
 GROUPS = 3
 STATE_MB = (64, 256, 1024)  # parameters and the two moments of AdamW; gradients are a third of it
@@ -22,7 +22,7 @@ STEP_S = 0.5  # of timed compute, whatever the share
 KILL_STEP = 3
 BEFORE = 4  # steps of the survivors between the recovery and the restart: their median is the normal iteration
 AFTER = 5  # steps that are looked at after the rejoin
-STEPS_MAX = 60
+STEPS = 30
 PEER_STEPS = KILL_STEP + BEFORE + 11
 RUN_S_MAX = 150.0
 VICTIM = "g2"
@@ -70,11 +70,10 @@ def _ours(state_mb: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with local_job(folder, GROUPS) as (trainers, environment):
-            every = {"LIGHTKEEPER_FINGERPRINT_EVERY": "1"}
             for slot in range(GROUPS):
                 group = f"g{slot}"
                 fault = {"LIGHTKEEPER_FAULT": f"kill:{VICTIM}:reduce:{KILL_STEP}"} if group == VICTIM else {}
-                trainers.start(group, {**environment(group), **every, **fault}, train, state_mb)
+                trainers.start(group, {**environment(group), **fault}, train, state_mb)
 
             def committed(step: int, *groups: str) -> bool:
                 steps = {e.group: e.step for e in _events(folder) if isinstance(e, Committed)}
@@ -85,12 +84,8 @@ def _ours(state_mb: int) -> dict[str, Any]:
 
             _until(lambda: committed(KILL_STEP + BEFORE, "g0", "g1"), "the normal steps", alive)
             restarted_ns = time.monotonic_ns()
-            trainers.start(f"{VICTIM}-again", {**environment(VICTIM), **every}, train, state_mb)
-            _until(lambda: any(isinstance(e, Rejoined) for e in _events(folder)), "the rejoin", alive)
-            step = next(e.step for e in _events(folder) if isinstance(e, Rejoined))
-            _until(lambda: committed(step + AFTER, "g0", "g1", VICTIM), "the steps after it", alive)
-            for process in trainers.processes.values():
-                process.kill()
+            trainers.start(f"{VICTIM}-again", environment(VICTIM), train, state_mb)
+            trainers.result_of(GROUPS, timeout_s=RUN_S_MAX)
         return figures(read_run(folder).events, restarted_ns)
 
 
@@ -110,7 +105,7 @@ def train(state_mb: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     manager = lightkeeper.Manager(model, optimizer)
     inputs = torch.randn(1, WIDTH)
-    for step in manager.steps(STEPS_MAX, GROUPS):
+    for step in manager.steps(STEPS, GROUPS):
         optimizer.zero_grad()
         share = max(1, len(step.share()))
         for _ in step.microbatches():
@@ -124,6 +119,8 @@ def figures(events: list[Event], restarted_ns: int) -> dict[str, Any]:
     """The stall is a survivor's longest iteration from the restart to five steps after the rejoin, less its median
     of the four steps between the recovery and the restart."""
     rejoined = next(e for e in events if isinstance(e, Rejoined))
+    if rejoined.step + AFTER >= STEPS:
+        raise RuntimeError(f"rejoin: {VICTIM} came back at step {rejoined.step} of {STEPS} only")
     healed = [e for e in events if isinstance(e, Healed)][-1]
     commits = [e for e in events if isinstance(e, Committed)]
     stalls, normals, worst = [], [], []
@@ -135,10 +132,9 @@ def figures(events: list[Event], restarted_ns: int) -> dict[str, Any]:
         normals.append(normal_s)
         stalls.append(longest.seconds - normal_s)
         worst.append(longest.step - rejoined.step)
-    digests: dict[int, set[str | None]] = {}
-    for e in commits:
-        digests.setdefault(e.step, set()).add(e.fingerprint)
-    again = [e.step for e in commits if e.group == VICTIM and e.mono_ns > restarted_ns]
+        series = " ".join(f"{'|' if e.step == rejoined.step else ''}{e.seconds:.2f}" for e in during)
+        say(f"rejoin: {group}: normally {normal_s:.2f} s, then {series}")
+    ends = {e.group: e.fingerprint for e in events if isinstance(e, Finished) and e.fingerprint}
     lost = [e.group for e in events if isinstance(e, GroupLost) and e.mono_ns < restarted_ns]
     return {
         "survivor_stall_s": round(max(stalls), 3),
@@ -148,7 +144,7 @@ def figures(events: list[Event], restarted_ns: int) -> dict[str, Any]:
         "worst_step_from_rejoin": worst[stalls.index(max(stalls))],
         "copy_pause_s": round(max(e.pause_s for e in events if isinstance(e, Copied)), 4),
         "replayed": rejoined.step - healed.step,
-        "bits_equal": all(len(digests[step]) == 1 for step in again) and None not in digests[again[-1]],
+        "bits_equal": len(ends) == GROUPS and len(set(ends.values())) == 1,
         "blamed": ",".join(sorted(set(lost))),
     }
 
@@ -187,6 +183,7 @@ def _torchft(state_mb: int) -> dict[str, Any]:
         during = [row for row in rows if row["at"] >= restarted and row["before"] <= first["after"] + AFTER]
         normals.append(normal_s)
         stalls.append(max(row["seconds"] for row in during) - normal_s)
+        say(f"rejoin: {group}: normally {normal_s:.2f} s, then {' '.join(format(r['seconds'], '.2f') for r in during)}")
     return {
         "survivor_stall_s": round(max(stalls), 3),
         "rejoin_s": round(first["at"] - restarted, 3),

@@ -414,6 +414,12 @@ class Behaviour:
         if "slow-entries" in self.words:  # milliseconds before each entry is asked for
             pause_s = self.words["slow-entries"] / 1000
             self._before(joining.Joiner, "next_entry", lambda: time.sleep(pause_s))
+        if "blind" in self.words:  # no entry is seen until this rank is named in a recovery
+
+            def next_entry(joiner: Any, after: Any, reducer: Any, wait_s: float) -> None:
+                time.sleep(wait_s / 10)
+
+            joining.Joiner.next_entry = next_entry  # type: ignore[method-assign,assignment]
         if "miss-activating" in self.words:
             self._wrap_reduce(self._miss_activating)
 

@@ -134,9 +134,6 @@ def test_a_donor_dies_while_it_sends(job: Job, how: str) -> None:
     rejoined(facts, "g3-again")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Lost and Heal chase each other hundreds of times a second while the donors are unreachable"
-)
 def test_donors_that_cannot_be_reached_are_asked_again_with_a_breath_between(job: Job) -> None:
     job.start_healing(3, fault=KILL_G2, steps=60, only={g: {"behave": "deaf:6"} for g in ("g0", "g1")})
     job.return_of("g2")
@@ -201,8 +198,7 @@ def test_a_survivor_dies_while_a_group_heals(job: Job, when: str) -> None:
 
 
 @pytest.mark.xfail(
-    strict=True,
-    reason="Joiner.fetch takes the newest snapshot, which is still the old one, and each Lost moves the boundary",
+    strict=True, reason="Joiner.fetch takes the newest snapshot that is held, which is the old one, not that of `source`"
 )
 def test_a_joiner_slower_than_training_falls_back_and_says_so(job: Job) -> None:
     """Entries are kept for three steps only, and it needs longer for one than the members do."""
@@ -228,11 +224,6 @@ def test_a_joiner_whose_entries_fit_catches_up_although_each_step_takes_it_a_whi
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ALL)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="SEVERE, all stand: the switch releases the entries that the joiner still needs to become a member, and its "
-    "Lost is ignored because it is a member",
-)
 def test_members_switch_while_the_joiner_still_applies_the_entry(job: Job) -> None:
     """The lighthouse hears of the switch before the joiner has the entry that makes it a member."""
     job.start_healing(3, fault=KILL_G2, delay=0.06)
@@ -272,9 +263,6 @@ def test_a_state_that_does_not_fit_is_refused_and_named(job: Job) -> None:
     assert not facts.all(schema.Rejoined) and len(recoveries(facts)) <= 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="S32: Snapshotter.prepare captures on the thread `touch`, so state_dict() runs mid-forward"
-)
 def test_an_object_of_the_users_own_comes_back_too_and_is_read_on_the_training_thread_only(job: Job, gold) -> None:
     """S32, S34."""
     job.start_healing(3, fault=KILL_G2, register="tally")
@@ -341,7 +329,6 @@ def test_who_starts_with_other_weights_joins_from_the_lowest_slot(job: Job, gold
     facts.near_from(gold(steps=STEPS, warm_up=12), group)
 
 
-@pytest.mark.xfail(strict=True, reason="nobody says in a line that a group starts with another state, and takes whose")
 def test_it_is_said_that_a_group_starts_with_other_weights(job: Job) -> None:
     job.start_healing(3, only={"g1": {"scale": 2.0}}, steps=60)
     job.await_rejoin("g1")
@@ -350,7 +337,6 @@ def test_it_is_said_that_a_group_starts_with_other_weights(job: Job) -> None:
     assert len(said) == 1, "one line says whose state it takes, and why"
 
 
-@pytest.mark.xfail(strict=True, reason="the first epoch waits for the minimum, and nobody can heal before it")
 def test_groups_that_start_unequal_begin_although_all_are_needed(job: Job) -> None:
     """With a minimum of all groups there is none to leave out, and somebody must still take the other's state."""
     job.settings.update(minimum=2)
@@ -396,7 +382,6 @@ def test_below_the_minimum_the_survivor_stands_and_the_other_comes_back(job: Job
     facts.near_from(gold(steps=40, warm_up=12), "g1-again")
 
 
-@pytest.mark.xfail(strict=True, reason="Rejoined is written by a planned switch only, not when a recovery names it")
 def test_below_the_minimum_the_rejoin_is_in_the_log(job: Job) -> None:
     job.settings.update(minimum=2)
     job.start_healing(2, fault=f"kill:g1:compute:{AT}", steps=20, delay=0.005)
@@ -406,10 +391,6 @@ def test_below_the_minimum_the_rejoin_is_in_the_log(job: Job) -> None:
     assert facts.one(schema.Rejoined).step == AT
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="SEVERE, all stand: Copy at the step where the survivor is comes before its ranks vote, and is forgotten",
-)
 def test_the_job_falls_below_the_minimum_while_a_group_heals(job: Job) -> None:
     """The survivor still computes when it is told to copy where it stands; it does once it has come to stand."""
     job.settings.update(minimum=2)
@@ -437,6 +418,22 @@ def test_the_job_falls_below_the_minimum_while_a_joiner_follows(job: Job, behave
     job.hurry()
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": -9, "g2": -9, "g2-again": 0}, {"g1", "g2"}, ("g0", "g2"))
+
+
+def test_a_joiner_named_in_a_recovery_one_entry_behind_adopts_it(job: Job) -> None:
+    job.settings.update(minimum=2)
+    job.start_healing(3, fault=KILL_G2, delay=0.17, steps=60)
+    job.return_of("g2", behave="blind")
+    boundary = job.wait_for(schema.Healing, group="g2").step
+    job.wait_for(schema.Committed, group="g0", step=boundary)
+    os.kill(job.trainers["g1"].pid, signal.SIGKILL)
+    job.until(lambda: any(set(e.members) == {"g0", "g2"} for e in job.events() if isinstance(e, schema.Activated)),
+              "g0 and g2 go on", 15)  # fmt: skip
+    job.hurry()
+    facts = job.finish()
+    adopted = facts.one(schema.Adopted)
+    assert (adopted.group, adopted.step, adopted.donor) == ("g2", boundary, "g0")
+    facts.check_healed(60, {"g0": 0, "g1": -9, "g2": -9, "g2-again": 0}, {"g1", "g2"}, ("g0", "g2"))
 
 
 @pytest.mark.parametrize(
@@ -474,7 +471,9 @@ def test_the_lighthouse_restarts_while_a_group_heals(job: Job, when: str) -> Non
 
 
 @pytest.mark.xfail(
-    strict=True, reason='SEVERE, the joiner ends: Follower._follow takes "recover" (and "heal") for "stop"'
+    strict=False,  # which of the two happens, or neither, is a matter of milliseconds; the machines' tests are strict
+    reason="SEVERE: a member's Failed of the epoch before is ignored once the switch was seen, and all stand for a "
+    "budget; or the joiner is fenced because it lags by two entries",
 )
 @pytest.mark.parametrize("who", ["g1", "g0"])
 def test_a_member_misses_the_very_entry_that_takes_the_joiner_in(job: Job, who: str) -> None:
