@@ -415,7 +415,7 @@ def test_it_restarts_with_a_joiner_in_the_planned_change_of_its_log() -> None:
 
 
 @pytest.mark.xfail(
-    strict=True, reason="SEVERE, a member is lost and all stand for a budget: Failed of the planned epoch's base is ignored"
+    strict=True, reason="SEVERE, a member is lost and all stand for a budget: Failed of the epoch before is ignored"
 )
 def test_who_missed_the_entry_that_takes_the_joiner_in_is_heard_although_the_switch_was_seen_before() -> None:
     """g0 has committed the entry and shows it; g1's reduce of it failed, and it can only name the epoch before."""

@@ -198,7 +198,7 @@ def test_a_survivor_dies_while_a_group_heals(job: Job, when: str) -> None:
 
 
 @pytest.mark.xfail(
-    strict=True, reason="Joiner.fetch takes the newest snapshot that is held, which is the old one, not that of `source`"
+    strict=True, reason="Joiner.fetch takes the newest snapshot that is held, an old one, not that of `source`"
 )
 def test_a_joiner_slower_than_training_falls_back_and_says_so(job: Job) -> None:
     """Entries are kept for three steps only, and it needs longer for one than the members do."""
