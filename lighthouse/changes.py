@@ -112,6 +112,8 @@ class Changes(Joins):
         actions: list[Action] = [Activated(membership), self._activated_note()]
         actions += self._repeat_activation()
         for group in left_out:
+            if group.gone is None and group.beat is not None and group.beat.epoch == 0:
+                continue  # it was taken in and had not switched yet: it follows on as a joiner
             actions += self._fence(group, group.gone.cause if group.gone else "it lags by more than one entry")
         for group in self.groups.values():
             group.failed = None

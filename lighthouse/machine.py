@@ -199,7 +199,10 @@ class JobMachine(Changes):
             if failed.epoch == planned.epoch:
                 actions = self._planned_is_in_force(planned)
                 break
-        if self.newest is None or failed.epoch != self.newest.epoch or group.failed is not None:
+        if self.newest is None or group.failed is not None:
+            return actions
+        missed_switch = self.activation is None and failed.epoch == self.newest.base  # its entry failed here
+        if failed.epoch != self.newest.epoch and not missed_switch:
             return actions
         group.failed = failed
         self.suspects.update(failed.suspects)

@@ -47,9 +47,11 @@ class Joiner:
         until = time.monotonic() + self._timeout_s
         while True:
             try:
-                return fetch_state(
-                    self._donors, self._token, self._registry, None, Options(timeout_s=self._timeout_s), note=self._note
-                )
+                options = Options(timeout_s=self._timeout_s)
+                fetched = fetch_state(self._donors, self._token, self._registry, None, options, note=self._note)
+                if fetched.name.step + 1 >= source.step or time.monotonic() > until:
+                    return fetched
+                time.sleep(ASK_AGAIN_S)  # that of an earlier boundary, about to be dropped
             except StartOver:
                 if time.monotonic() > until:
                     raise

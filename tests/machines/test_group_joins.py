@@ -414,9 +414,6 @@ def test_it_restarts_with_a_joiner_in_the_planned_change_of_its_log() -> None:
     assert not world.told("g2/i2", m.Refused) and world.newest == newest
 
 
-@pytest.mark.xfail(
-    strict=True, reason="SEVERE, a member is lost and all stand for a budget: Failed of the epoch before is ignored"
-)
 def test_who_missed_the_entry_that_takes_the_joiner_in_is_heard_although_the_switch_was_seen_before() -> None:
     """g0 has committed the entry and shows it; g1's reduce of it failed, and it can only name the epoch before."""
     world = prepared_in()
@@ -426,7 +423,6 @@ def test_who_missed_the_entry_that_takes_the_joiner_in_is_heard_although_the_swi
     assert world.is_asked("g1") and world.is_asked("g0") and world.is_asked("g2/i2")
 
 
-@pytest.mark.xfail(strict=True, reason="the joiner is fenced and its process killed: it lags by more than one entry")
 def test_a_joiner_that_lags_by_more_than_an_entry_in_a_recovery_is_no_member_but_heals_on() -> None:
     world = prepared_in()
     planned = world.machine.prepared[-1]

@@ -197,9 +197,6 @@ def test_a_survivor_dies_while_a_group_heals(job: Job, when: str) -> None:
 # ---------------------------------------------------------------- too slow, or not alike
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Joiner.fetch takes the newest snapshot that is held, an old one, not that of `source`"
-)
 def test_a_joiner_slower_than_training_falls_back_and_says_so(job: Job) -> None:
     """Entries are kept for three steps only, and it needs longer for one than the members do."""
     job.settings.update(history_mb=0.006)
@@ -438,18 +435,7 @@ def test_a_joiner_named_in_a_recovery_one_entry_behind_adopts_it(job: Job) -> No
 
 @pytest.mark.parametrize(
     "when",
-    [
-        "healing",
-        "healed",
-        pytest.param(
-            "prepared",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="SEVERE, the lighthouse cannot start again: KeyError in Changes._replaces for a joiner of a "
-                "planned change in its log",
-            ),
-        ),
-    ],
+    ["healing", "healed", "prepared"],
 )
 def test_the_lighthouse_restarts_while_a_group_heals(job: Job, when: str) -> None:
     slow = {"behave": "slow-entries:100"} if when == "healed" else {}
@@ -470,11 +456,6 @@ def test_the_lighthouse_restarts_while_a_group_heals(job: Job, when: str) -> Non
     assert terms[-1] > terms[0]
 
 
-@pytest.mark.xfail(
-    strict=False,  # which of the two happens, or neither, is a matter of milliseconds; the machines' tests are strict
-    reason="SEVERE: a member's Failed of the epoch before is ignored once the switch was seen, and all stand for a "
-    "budget; or the joiner is fenced because it lags by two entries",
-)
 @pytest.mark.parametrize("who", ["g1", "g0"])
 def test_a_member_misses_the_very_entry_that_takes_the_joiner_in(job: Job, who: str) -> None:
     await_other = {"g0": 1, "g1": 0}[who]
