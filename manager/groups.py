@@ -215,6 +215,32 @@ class Alone:
         """See `EpochGroup`."""
 
 
+class Over:
+    """Stands for the group of an epoch that was over before this rank could use it: every operation fails."""
+
+    slot = 0
+    size = 1
+
+    def __init__(self, cause: GroupFailed) -> None:
+        self._cause = cause
+
+    def all_reduce(self, tensor: torch.Tensor) -> Reduction:
+        """See `EpochGroup`; raises."""
+        del tensor
+        raise GroupFailed(str(self._cause), aborted=self._cause.aborted)
+
+    def all_gather(self, tensor: torch.Tensor, timeout_s: float) -> list[torch.Tensor]:
+        """See `EpochGroup`; raises."""
+        del tensor, timeout_s
+        raise GroupFailed(str(self._cause), aborted=self._cause.aborted)
+
+    def abort(self, reason: str) -> None:
+        """See `EpochGroup`."""
+
+    def close(self) -> None:
+        """See `EpochGroup`."""
+
+
 class _FormAlone:
     def form(self) -> EpochGroup:
         return Alone()

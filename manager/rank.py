@@ -19,7 +19,7 @@ from lightkeeper.manager.epochs import Epochs
 from lightkeeper.manager.extras import ExtrasLayout
 from lightkeeper.manager.faults import VARIABLE, Injector, parse_faults
 from lightkeeper.manager.fingerprint import Modules, Optimizers
-from lightkeeper.manager.groups import EpochGroup, GroupFailed
+from lightkeeper.manager.groups import EpochGroup, GroupFailed, Over
 from lightkeeper.manager.joining import Joiner
 from lightkeeper.manager.progress import ProgressPage
 from lightkeeper.manager.record import StepRecord
@@ -227,7 +227,10 @@ class Rank:
         """A planned epoch came into force by the entry just reduced."""
         assert self._reducer is not None
         self._plan = self._epochs.plan(epoch)
-        self._group = self._epochs.take(epoch)
+        try:
+            self._group = self._epochs.take(epoch)
+        except GroupFailed as error:
+            self._group = Over(error)  # a recovery has ended it already: the next reduce says so
         self._reducer.attach(self._group)
         self._epochs.retire(epoch, self.settings.form_timeout_s)
 

@@ -434,7 +434,7 @@ class Behaviour:
 
     def _miss_activating(self, reducer: Any) -> None:
         """Fails after the reduce that activates a planned epoch has succeeded."""
-        if reducer._outcome is None or not reducer._outcome.ready:
+        if "miss-activating" not in self.words or reducer._outcome is None or not reducer._outcome.ready:
             return
         self._await_donor(reducer._step)
         self.trace("missed", reducer._step)
