@@ -195,8 +195,8 @@ class Changes(Joins):
         old, self.newest, self.prepared = self.newest, planned, []
         self.activation = None
         for name in old.groups if old else ():
-            if self._member(name) is None:
-                self.groups[name].gone = Gone(f"left: {self.groups[name].leaving}", "left")
+            if self._member(name) is None and (group := self.groups.get(name)) is not None:
+                group.gone = Gone(f"left: {group.leaving}", "left")
         note = Note(
             "activated",
             {

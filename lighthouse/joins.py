@@ -18,6 +18,7 @@ from lightkeeper.lighthouse.job import Job
 AHEAD_S = 0.5
 AHEAD_STEPS_MIN = 2
 FLAPPING_WINDOW_S = 600.0
+BEFORE = -1  # a boundary that an earlier lighthouse named
 AGAIN_S = 0.1  # after a first heal that failed
 BACKOFF_S = 5.0
 BACKOFF_S_MAX = 120.0
@@ -35,7 +36,7 @@ class Joins(Job):
         if not asking or self.newest is None:
             return []
         actions: list[Action] = []
-        if self.copied is None:
+        if self.copied in (None, BEFORE):
             self.copied = self._boundary()
             for group in self._members():
                 actions += _send(group, m.Copy(self.newest.epoch, self.copied))

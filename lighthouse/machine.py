@@ -15,7 +15,7 @@ from lightkeeper.lighthouse.admission import refusal
 from lightkeeper.lighthouse.changes import Changes
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import Bounds
-from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S
+from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
 from lightkeeper.lighthouse.names import Term
 from lightkeeper.lighthouse.signature import differences
 
@@ -108,6 +108,9 @@ class JobMachine(Changes):
             last = self.stopped or m.Fence(current.gone.cause)
             return [*actions, *self._send(current, last), Close(connection)]
         actions += self._learn(hello)
+        if hello.follows and self._member(hello.group) is None and current.healing is None:
+            current.healing = BEFORE  # it was told by an earlier lighthouse, and members keep its entries
+            self.copied = BEFORE if self.copied is None else self.copied
         welcome = m.Welcome(self.term, round(self.bounds.lease_s * 1000), round(self.bounds.beat_s * 1000))
         actions.append(Send(connection, welcome))
         if self.stopped is not None:
@@ -143,8 +146,11 @@ class JobMachine(Changes):
         numbers = [p.epoch.number for p in hello.prepared] + ([known.epoch.number] if known is not None else [])
         self.highest = max(self.highest, hello.promised, *numbers, 0)
         if known is not None and (self.newest is None or known.epoch > self.newest.epoch):
-            mine = any(planned.epoch == known.epoch for planned in self.prepared)
-            self.newest, self.reigns, self.prepared = known, self.reigns and mine, []
+            mine = [planned for planned in self.prepared if planned.epoch == known.epoch]
+            if mine:
+                actions += self._planned_is_in_force(mine[0])
+            else:
+                self.newest, self.reigns, self.prepared = known, False, []
             for member in known.members:
                 self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
         consenting = [group for group in self._members() if group.in_touch]

@@ -22,6 +22,7 @@ class Hello:
         acknowledged: highest term this manager has acknowledged.
         known: newest membership in force that this manager knows, also if it has left it.
         prepared: memberships prepared on top of `known`.
+        follows: whether it is a joiner that has healed and applies the members' entries.
         promised: highest epoch number this manager has promised; above `known` if a recovery was interrupted.
     """
 
@@ -36,6 +37,7 @@ class Hello:
     known: Membership | None = None
     prepared: tuple[Membership, ...] = ()
     promised: int = 0
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class GroupMachine:
             known=self.known,
             prepared=tuple(self.prepared),
             promised=self.promised,
+            follows=self.following,
         )
 
     def connected(self, now: float) -> list[Action]:
@@ -154,6 +155,8 @@ class GroupMachine:
             return []
         self.promised = epoch.number
         promise = m.Promise(epoch, self.known, tuple(self.prepared), self.last, self.share, self.total)
+        if self.following:
+            self.prepared, self.built = [], set()  # what was to take this group in is void
         abort = local.Abort(below=epoch.number, reason=f"epoch {epoch.number} is being prepared")
         return [ToRanks(abort), DropKeys(epoch.number), Tell(promise)]
 
@@ -238,6 +241,8 @@ class GroupMachine:
         return [ToRanks(local.Answer(verdict="copy", step=self.step))]
 
     def _heal(self, heal: m.Heal, now: float) -> list[Action]:
+        if self.following and not self.lost:
+            return []  # from an earlier lighthouse's word: it has a state, and goes on from it
         self.source = heal
         self.votes.clear()
         donors = ", ".join(member.group for member in heal.donors)
@@ -363,7 +368,8 @@ class GroupMachine:
                 number, term, lighthouse = vote.entry
                 self.last = Entry(Epoch(number, Term(term, lighthouse)), vote.step - 1)
             self.step, self.total, self.share, self.following = vote.step, vote.next_total, (), True
-            activates = any(planned.epoch.number == vote.activates for planned in self.prepared)
+            standing = [p.epoch.number for p in self.prepared if p.epoch.number > self.promised]
+            activates = vote.activates in standing
         if activates:
             self._switch(vote.activates)
             self.following = False

@@ -101,7 +101,7 @@ class ToManager(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised")
+    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class Hello(_message.Message):
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     PROMISED_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
     incarnation: str
@@ -124,7 +125,8 @@ class Hello(_message.Message):
     known: Membership
     prepared: _containers.RepeatedCompositeFieldContainer[Membership]
     promised: int
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Membership, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Membership, _Mapping]]] = ..., promised: _Optional[int] = ...) -> None: ...
+    follows: bool
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Membership, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Membership, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("ranks", "signature", "fingerprint")

@@ -177,9 +177,6 @@ def test_a_newer_change_replaces_the_one_it_was_prepared_for() -> None:
     assert world.answer().epoch == 3 and world.machine.known.groups == ("g0", "g1")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="SEVERE, all stand for a budget: a joiner that promised switches into the epoch that is over"
-)
 @RANKS
 def test_a_flag_for_an_epoch_below_its_promise_does_not_make_it_a_member(ranks: int) -> None:
     """A recovery asked it and left it out, because it lags: it follows on, and the entries' old flags are void."""

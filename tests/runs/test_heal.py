@@ -453,13 +453,9 @@ def test_the_lighthouse_restarts_while_a_group_heals(job: Job, when: str) -> Non
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ALL)
     terms = [e.term for e in facts.epochs]
-    assert terms[-1] > terms[0]
+    assert when == "prepared" or terms[-1] > terms[0]  # the first lighthouse's planned epoch may come into force
 
 
-@pytest.mark.xfail(
-    strict=False,  # by milliseconds; tests/machines/test_group_joins.py shows it strictly
-    reason="SEVERE: a joiner that a recovery left out switches into the planned epoch that is over, by an old flag",
-)
 @pytest.mark.parametrize("who", ["g1", "g0"])
 def test_a_member_misses_the_very_entry_that_takes_the_joiner_in(job: Job, who: str) -> None:
     await_other = {"g0": 1, "g1": 0}[who]
