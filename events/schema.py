@@ -136,7 +136,11 @@ class Promised(Event, frozen=True, kw_only=True):
 
 
 class Activated(Event, frozen=True, kw_only=True):
-    """An epoch is in force from `first_step` on. `shares`: the microbatches of `first_step`, by group."""
+    """An epoch is in force from `first_step` on. `shares`: the microbatches of `first_step`, by group.
+
+    A planned epoch (`cause` "planned") comes into force by the entries; `first_step` is then the step of the first
+    beat that shows it, so it may be a little late. `rejoined` has the exact step.
+    """
 
     epoch: int
     first_step: int
