@@ -45,7 +45,7 @@ def test_a_killed_group_comes_back_with_the_same_bits(job: Job, gold) -> None:
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ALL)
     facts.fault("kill", "reduce", "g2", AT)
     assert facts.lost["g2"].detected_by == "manager"
-    step = rejoined(facts, "g2-again")
+    rejoined(facts, "g2-again")
     healed = facts.one(schema.Healed)
     parameters = 8 * 16 + 16 + 16 * 16 + 16 + 16 + 1
     assert healed.bytes >= 12 * parameters and healed.seconds < 2.0
