@@ -23,7 +23,7 @@ members = st.builds(Member, text, text, text, st.lists(text, max_size=3).map(tup
 memberships = st.builds(Membership, epochs, st.lists(members, max_size=3).map(tuple), st.none() | epochs)
 FIELDS = {
     "str": text, "int": number, "bool": st.booleans(), "float": st.floats(0, 1e6),
-    "Term": terms, "Epoch": epochs, "Entry": entries, "Membership": memberships,
+    "Member": members, "Term": terms, "Epoch": epochs, "Entry": entries, "Membership": memberships,
     "UserError": st.builds(m.UserError, number, text, text, text),
     "Share": st.builds(m.Share, text, st.lists(number, max_size=3).map(tuple)),
     "Donor": st.builds(m.Donor, text, text),
