@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promised, Send
+from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promised
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.joins import Joins
 from lightkeeper.lighthouse.names import Epoch, Member, Membership
@@ -264,9 +264,6 @@ class Changes(Joins):
         return actions
 
     # ------------------------------------------------------------ words
-
-    def _send(self, group: Group, message: m.ToManager) -> list[Action]:
-        return [] if group.connection is None else [Send(group.connection, message)]
 
     def _fence(self, group: Group, reason: str) -> list[Action]:
         self.fenced[group.incarnation] = reason

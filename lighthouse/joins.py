@@ -39,7 +39,7 @@ class Joins(Job):
         if self.copied in (None, BEFORE):
             self.copied = self._boundary()
             for group in self._members():
-                actions += _send(group, m.Copy(self.newest.epoch, self.copied))
+                actions += self._send(group, m.Copy(self.newest.epoch, self.copied))
         first = next((g for g in self._members() if g.join is not None), None)
         donors = tuple(group.member() for group in self._members() if group.in_touch and group.join is not None)
         for group in asking:
@@ -53,7 +53,7 @@ class Joins(Job):
                 "step": self.copied,
                 "attempt": group.tries,
             }
-            actions += [Note("healing", fields), *_send(group, m.Heal(self.copied, donors, why))]
+            actions += [Note("healing", fields), *self._send(group, m.Heal(self.copied, donors, why))]
         return actions
 
     def _waits_to_join(self) -> bool:
@@ -79,7 +79,7 @@ class Joins(Job):
         assert self.newest is not None
         actions: list[Action] = []
         for group in self._members():
-            actions += _send(group, m.Copy(self.newest.epoch, 0))
+            actions += self._send(group, m.Copy(self.newest.epoch, 0))
         return actions
 
     def _joiners(self, now: float) -> Sequence[Group]:
@@ -91,6 +91,9 @@ class Joins(Job):
     def _ready_joiners(self, now: float) -> list[Group]:
         """Joiners that had to wait for the newest entry: they lag by at most one step."""
         return [group for group in self._joiners(now) if group.follows]
+
+    def _send(self, group: Group, message: m.ToManager) -> list[Action]:
+        return [] if group.connection is None else [Send(group.connection, message)]
 
     def _hold_back(self, group: Group, former: Group | None, now: float) -> None:
         """A group that died twice within ten minutes is admitted after a growing back-off."""
@@ -105,7 +108,3 @@ class Joins(Job):
 def _unlike(group: Group, other: Group) -> bool:
     """Whether both started with a state, and not with the same."""
     return group.join is not None and other.join is not None and group.join.fingerprint != other.join.fingerprint
-
-
-def _send(group: Group, message: m.ToManager) -> list[Action]:
-    return [] if group.connection is None else [Send(group.connection, message)]
