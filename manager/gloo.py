@@ -42,11 +42,11 @@ class AbortableGloo(torchft.process_group.ProcessGroupGloo):
     Args:
         host: Address or name of this machine to bind and advertise.
         timeout_s: Bound on connecting to the other members, in seconds.
-        threads: Number of gloo's worker threads; each carries one collective at a time. One measured best: two
-            reduce at the same time what they could reduce in turn, and evict each other's caches.
+        threads: Number of gloo's worker threads; each carries one collective at a time. With two, one adds
+            while the other one's data is on its way: a tenth of a step less at 100 MB than with one.
     """
 
-    def __init__(self, host: str, timeout_s: float, threads: int = 1) -> None:
+    def __init__(self, host: str, timeout_s: float, threads: int = 2) -> None:
         super().__init__(timedelta(seconds=timeout_s))
         self._host = host
         self._threads = threads

@@ -4,7 +4,7 @@ Order is everything here. All members reduce the same buckets in the same order:
 has been reduced, bucket 1, 2, ..., and last the extras. That bucket 0 of step s+1 has been reduced proves
 that every member has committed s, so only then may the buffers that hold the entry of s be filled anew;
 bucket 0 itself has two buffers for that reason. `p.grad` keeps the local sum until the commit, so a reduce
-that failed is repeated from it, and nothing is computed again.
+that failed is repeated from it, and nothing is computed again; see `EarlyCopies` for what then becomes `p.grad`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from lightkeeper.manager.buckets import (
     placements_of,
     plan,
 )
+from lightkeeper.manager.copies import EarlyCopies
 from lightkeeper.manager.extras import Contributions, ExtrasLayout, Part, Total, check, pack, unpack
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, Note, Reduction
 from lightkeeper.manager.overlap import Overlap
@@ -107,6 +108,7 @@ class Reducer:
         self._cleared = True
         self._again = False
         self._pending: list[Reduction] = []  # of this reduce, in order: buckets, then extras
+        self._copies = EarlyCopies()
         self._failure: GroupFailed | None = None
         self._outcome: Outcome | None = None
         self._entry_whole = False
@@ -186,6 +188,7 @@ class Reducer:
             if not _ended(reduction, until):
                 self._give_up_buffer(i)
         self._pending = []
+        self._copies.drop()
         self._failure = self._outcome = None
         self._again = False
 
@@ -199,6 +202,7 @@ class Reducer:
                 self._place(i, view, targets, sources)
         if targets:
             torch._foreach_copy_(targets, sources)
+        self._copies.drop()
         self._overlap.end_step(computed=bool(self._microbatches))
         self._entry_whole = True
 
@@ -284,8 +288,10 @@ class Reducer:
         for bucket in self._buckets[len(self._pending) :]:
             self._launch(bucket)
         self._launch_extras(ready)
-        for reduction in self._pending:
+        for position, reduction in enumerate(self._pending):
             reduction.wait(max(0.0, until - time.monotonic()))
+            if position < len(self._buckets):
+                self._copies.take(self._buckets[position])
 
     def _launch(self, bucket: Bucket) -> None:
         assert self._group is not None, "no group is attached"
@@ -357,11 +363,14 @@ class Reducer:
         parameter = self._slots[i].parameter
         if not self._outcome.total.presence[i]:
             parameter.grad = None
-        elif parameter.grad is None:
-            parameter.grad = as_gradient(view.clone(), parameter, self._placements[i])
-        else:
-            targets.append(local_tensor(parameter.grad))
+            return
+        local = None if parameter.grad is None else local_tensor(parameter.grad)
+        copy = self._copies.swap(i, local)
+        if copy is None and local is not None:
+            targets.append(local)
             sources.append(view)
+        else:
+            parameter.grad = as_gradient(view.clone() if copy is None else copy, parameter, self._placements[i])
 
     def _give_up_buffer(self, position: int) -> None:
         if position < len(self._buckets):
