@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from groupworld import GroupWorld, epoch
+from groupworld import TERM, GroupWorld, epoch
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import exits, local
@@ -246,6 +246,12 @@ def test_a_beat_says_what_the_slowest_rank_does() -> None:
     world.pass_s(0.25, {0: RankView("reduce", 0, 1.5, 0.0), 1: RankView("compute", 0, 0.0, 0.25)})
     (beat,) = world.said(m.Beat)
     assert beat == m.Beat(1, 0, "compute", 1500, 250)
+
+
+def test_it_beats_as_often_as_the_lighthouse_says() -> None:
+    world = GroupWorld()
+    world.hears(m.Welcome(TERM, 150, 15))
+    assert world.machine.beat_s == 0.015
 
 
 def test_after_a_gap_in_its_own_clock_it_answers_no_vote_until_its_epoch_stands() -> None:

