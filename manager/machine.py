@@ -52,7 +52,7 @@ class GroupMachine:
 
     def __init__(self, settings: Settings, incarnation: str, address: str, now: float) -> None:
         self.settings, self.incarnation, self.address = settings, incarnation, address
-        self.lease_s, self.beat_s = 2.0, 0.2
+        self.lease_s, self.beat_s = 2.0, 0.05  # until the lighthouse says
         self.acknowledged: Term | None = None
         self.known: Membership | None = None
         self.prepared: list[Membership] = []  # planned changes on `known`, oldest first
