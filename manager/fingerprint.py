@@ -1,4 +1,4 @@
-"""One hash over the whole training state, and the names of what differs.
+"""One hash over the whole training state, and the signature that groups must have in common.
 
 Groups that applied the same entries hold the same bits, so their fingerprints are equal. A fingerprint covers
 the raw bytes of every parameter, buffer and optimizer state, together with names, dtypes and shapes, and
@@ -20,8 +20,6 @@ from lightkeeper.manager.buckets import local_tensor, placements_of
 
 Modules: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-
-_SHOWN_MAX = 5
 
 
 def fingerprint(modules: Modules, optimizers: Optimizers = ()) -> str:
@@ -62,20 +60,6 @@ def signature(modules: Modules, optimizers: Optimizers = ()) -> dict[str, str]:
         groups = [_hyper_parameters(group) for group in optimizer.param_groups]
         found[name] = f"{type(optimizer).__name__}: " + "; ".join(groups)
     return found
-
-
-def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """One line for each name on which two signatures differ, the first 5 and how many more."""
-    lines = []
-    for name in [*mine, *(name for name in theirs if name not in mine)]:
-        if name not in theirs:
-            lines.append(f"{name} is {mine[name]} here and missing there")
-        elif name not in mine:
-            lines.append(f"{name} is missing here and {theirs[name]} there")
-        elif mine[name] != theirs[name]:
-            lines.append(f"{name} is {mine[name]} here and {theirs[name]} there")
-    more = len(lines) - _SHOWN_MAX
-    return [*lines[:_SHOWN_MAX], f"and {more} more"] if more > 0 else lines
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:

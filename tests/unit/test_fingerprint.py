@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from lightkeeper.manager.fingerprint import differences, fingerprint, raw_bytes, signature
+from lightkeeper.manager.fingerprint import fingerprint, raw_bytes, signature
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -101,18 +99,3 @@ def test_signature_names_shapes_and_settings_but_no_values():
     scheduled = signature(model, optimizer)
     optimizer.param_groups[0]["lr"] = 1e-9  # the schedule has moved on
     assert signature(model, optimizer) == scheduled
-
-
-def test_differences_are_few_lines():
-    mine = {f"p{i}": "float32[1]" for i in range(8)}
-    theirs = copy.copy(mine)
-    assert differences(mine, theirs) == []
-    theirs["p3"] = "float32[2]"
-    del theirs["p4"]
-    theirs["new"] = "int64[]"
-    assert differences(mine, theirs) == [
-        "p3 is float32[1] here and float32[2] there",
-        "p4 is float32[1] here and missing there",
-        "new is missing here and int64[] there",
-    ]
-    assert differences(mine, {})[5:] == ["and 3 more"]
