@@ -1,0 +1,103 @@
+"""One group's state, and what its waiting ranks are answered from it. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.names import Entry, Membership, Term
+from lightkeeper.manager import local
+from lightkeeper.manager.actions import Action, ToRanks
+from lightkeeper.manager.plans import plan_for
+from lightkeeper.manager.settings import Settings
+
+SAY_AFTER_S = 2.0
+
+
+class Answers:
+    """The state of one group.
+
+    Args:
+        settings: what the group was told.
+        incarnation: name of this start of the group.
+        address: where other managers reach this one.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, settings: Settings, incarnation: str, address: str, now: float) -> None:
+        self.settings, self.incarnation, self.address = settings, incarnation, address
+        self.lease_s, self.beat_s = 2.0, 0.05  # until the lighthouse says
+        self.acknowledged: Term | None = None
+        self.known: Membership | None = None
+        self.prepared: list[Membership] = []  # planned changes on `known`, oldest first
+        self.promised = 0
+        self.last: Entry | None = None
+        self.step, self.total, self.share = 0, 0, ()  # type: tuple[int, int, tuple[int, ...]]
+        self.activation: m.Activate | None = None
+        self.registered: dict[int, local.Register] = {}
+        self.ready: dict[int, local.Ready] = {}
+        self.votes: dict[int, local.Vote] = {}
+        self.waiting: dict[int, float] = {}
+        self.built: set[int] = set()
+        self.decision: tuple[tuple[int, int, int], local.Answer] | None = None
+        self.attempt = 0
+        self.errors: dict[int, local.RankError] = {}
+        self.exits: dict[int, int | None] = {}
+        self.failed_epoch: int | None = None
+        self.suspended = False
+        self.ending: str | None = None
+        self.stopped: m.Stop | None = None
+        self.last_words = ""
+        self.in_touch = False
+        self.leaving = ""
+        self.copy_at: int | None = None
+        self.source: m.Heal | None = None
+        self.following, self.lost = False, True
+        self.joiners: frozenset[str] = frozenset()  # groups whose first step the next one is
+        self._clock = now
+        self._say_after_s = SAY_AFTER_S
+        self._raised_s = now
+        self._waiting_said: tuple[tuple[str, ...], float] = ((), 0.0)
+        self._silent_since = now
+
+    def _answer_waiting(self, answer: Callable[[int], local.Answer | None]) -> list[Action]:
+        actions: list[Action] = []
+        for rank in sorted(self.waiting):
+            given = answer(rank)
+            if given is not None:
+                del self.waiting[rank]
+                actions.append(ToRanks(given, rank))
+        return actions
+
+    def _recover(self, rank: int) -> local.Answer | None:
+        """What to do in the newest epoch, or None while it is not activated yet."""
+        if self.activation is None or self.known is None or self.promised > self.known.epoch.number:
+            return None
+        if self.known != self.activation.membership:
+            return None
+        return local.Answer(verdict="recover", epoch=self.known.epoch.number, step=self.step, plan=self._plan(rank))
+
+    def _stop_answer(self, rank: int) -> local.Answer:
+        assert self.stopped is not None
+        return local.Answer(verdict="stop", step=self.step, reason=self.stopped.reason, ok=self.stopped.ok)
+
+    def _heal_answer(self, rank: int) -> local.Answer | None:
+        if self.source is None:
+            return None
+        donors = tuple((member.group, member.ranks[rank]) for member in self.source.donors if rank < len(member.ranks))
+        return local.Answer(verdict="heal", source=local.Source(step=self.source.step, donors=donors))
+
+    def _plan(self, rank: int) -> local.Plan:
+        assert self.activation is not None
+        return plan_for(
+            self.activation.membership,
+            self.settings.group,
+            self.step,
+            self.share,
+            self.total,
+            self.activation,
+            rank,
+        )
+
+    def _left(self) -> bool:
+        return self.decision is not None and self.decision[1].verdict == "leave"

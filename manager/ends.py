@@ -1,0 +1,102 @@
+"""How a group ends: its ranks end, it is asked to leave, or there is nothing left to wait for.
+
+What can be said of the end is said before anything is killed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.manager import exits, local
+from lightkeeper.manager.actions import Action, End, Kill, Tell
+from lightkeeper.manager.answers import Answers
+from lightkeeper.manager.exits import describe_exit
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """What the manager sees of a rank from outside.
+
+    Attributes:
+        waiting_s: how long it has been standing in a reduce, 0 if it does not.
+        stopped_s: how long it has been stopped by a signal, 0 if it is not.
+    """
+
+    phase: str
+    step: int
+    waiting_s: float
+    stopped_s: float
+
+
+class Ends(Answers):
+    """A group that ends."""
+
+    def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None, now: float) -> list[Action]:
+        """A rank's process ended; `exit_code` is negative for a signal, None if nobody could tell."""
+        if rank in self.exits:
+            return []
+        done = self.stopped is not None or self._left()
+        if exit_code is None:
+            ended_well = view is not None and view.phase == "ended"
+            exit_code = 1 if rank in self.errors else 0 if ended_well else None
+        self.exits[rank] = exit_code
+        if self.ending is not None:
+            return []
+        if exit_code == 0 and done:
+            if len(self.exits) < self.settings.ranks:
+                return []
+            code = 0 if self.stopped is None or self.stopped.ok else exits.STOPPED
+            return self._end(code, self.stopped.reason if self.stopped else self.leaving)
+        if done and self.stopped is not None and not self.stopped.ok and rank not in self.errors:
+            return self._finish(exits.STOPPED, self.stopped.reason)
+        return self._died(rank, exit_code, view)
+
+    def asked_to_leave(self, reason: str, now: float) -> list[Action]:
+        """The launcher was asked to leave (a signal): at a step boundary; asked twice, at once."""
+        if self.leaving or self.known is None:
+            tell = Tell(m.Died(f"{reason}: asked to end at once", 0, "", self.step))
+            return [tell, *self._finish(exits.ASKED, f"{reason}: asked to end at once")]
+        self.leaving = reason
+        return [Tell(m.Leave(reason))]
+
+    def helper_ended(self, name: str, exit_code: int, now: float) -> list[Action]:
+        """A process between manager and ranks ended before them."""
+        if self.ending is not None or self.stopped is not None or self._left() or self.exits or self.errors:
+            return []
+        if exit_code == 0 and not self.registered:
+            return self._end(0, "the script ended without using a Manager")
+        cause = f"its helper process {name} {describe_exit(exit_code)}"
+        tell = Tell(m.Died(cause, 0, "", self.step))
+        return [tell, *self._finish(1, cause)]
+
+    def _died(self, rank: int, exit_code: int | None, view: RankView | None) -> list[Action]:
+        error = self.errors.get(rank)
+        cause = f"rank {rank} {describe_exit(exit_code)}"
+        phase, step = (view.phase, view.step) if view else ("", self.step)
+        if exit_code == 0:
+            cause += " before the run was closed"
+        tell = Tell(m.Died(cause, rank, phase, step))
+        if error is not None:
+            cause += f" after {error.type}: {error.message}"
+            tell = Tell(self._died_of(rank, error, describe_exit(exit_code) + f" after {error.type}: {error.message}"))
+        code = 1 if not exit_code else exit_code if exit_code > 0 else 128 - exit_code
+        return [tell, *self._finish(code, cause)]
+
+    def _died_of(self, rank: int, error: local.RankError, how: str) -> m.Died:
+        """Said as soon as the exception ends the loop: an interpreter may take seconds to exit after it."""
+        user_error = m.UserError(error.step, error.type, error.message, error.where)
+        return m.Died(f"rank {rank} {how}", rank, "", error.step, user_error)
+
+    def _give_up(self, reason: str) -> list[Action]:
+        return [Tell(m.Died(reason, 0, "", self.step)), *self._finish(exits.GAVE_UP, reason)]
+
+    def _finish(self, exit_code: int, reason: str) -> list[Action]:
+        """Kills what is left of the group and ends."""
+        if self.ending is not None:
+            return []
+        return [*self._end(exit_code, reason), Kill(reason)]  # the reason is said before anything is killed
+
+    def _end(self, exit_code: int, reason: str) -> list[Action]:
+        self.ending = reason
+        return [End(exit_code, reason)]

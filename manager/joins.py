@@ -1,0 +1,98 @@
+"""How a group that is not a member yet comes in, and what members copy for it.
+
+A joiner's ranks take the members' state, vote "healed", apply entry after entry, and vote "followed" on each. The entry
+that activates a planned epoch makes the group a member, and so does a recovery that names it.
+"""
+
+from __future__ import annotations
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.names import Entry, Epoch, Term
+from lightkeeper.manager import exits, local
+from lightkeeper.manager.actions import Action, Tell, ToRanks
+from lightkeeper.manager.ends import Ends
+
+
+class Joins(Ends):
+    """A group that comes in, and lets others in."""
+
+    # ------------------------------------------------------------ a joiner
+
+    def _heal(self, heal: m.Heal, now: float) -> list[Action]:
+        if self.following and not self.lost:
+            return []  # from an earlier lighthouse's word: it has a state, and goes on from it
+        self.source = heal
+        self.votes.clear()
+        donors = ", ".join(member.group for member in heal.donors)
+        why = f"{heal.why}: it takes theirs" if heal.why else "joining"
+        line = f"{why}; the state before step {heal.step} comes from {donors}"
+        actions: list[Action] = [ToRanks(local.Say(line=line), 0)]
+        return actions + self._heal_answers()
+
+    def _heal_answers(self) -> list[Action]:
+        return self._answer_waiting(self._heal_answer)
+
+    def _joiner_votes(self, rank: int, vote: local.Vote) -> list[Action]:
+        """A rank of a group that is no member yet has healed, or applied an entry, or cannot go on."""
+        if self.known is not None and vote.epoch < self.known.epoch.number:
+            return self._answer_waiting(self._recover)  # it was named in a recovery
+        if vote.outcome == "lost":
+            self.source, self.following, self.lost = None, False, True
+            return [Tell(m.Lost(vote.error))]
+        if self.lost and vote.outcome != "healed":
+            return self._answer_waiting(self._heal_answer)  # another rank needs a fresh copy: all of them take it
+        self.votes[rank] = vote
+        if len(self.votes) < self.settings.ranks:
+            return []
+        if len({(v.outcome, v.step, v.entry) for v in self.votes.values()}) > 1:
+            return self._finish(exits.STOPPED, f"a bug: ranks of a joiner differ at step {vote.step}")
+        self.lost = False
+        return self._follow(self.votes[0])
+
+    def _follow(self, vote: local.Vote) -> list[Action]:
+        activates = False
+        if vote.outcome in ("healed", "followed"):
+            assert vote.entry is not None or vote.step == 0
+            if vote.entry is not None:
+                number, term, lighthouse = vote.entry
+                self.last = Entry(Epoch(number, Term(term, lighthouse)), vote.step - 1)
+            self.step, self.total, self.share, self.following = vote.step, vote.next_total, (), True
+            standing = [p.epoch.number for p in self.prepared if p.epoch.number > self.promised]
+            activates = vote.activates in standing
+        if activates:
+            self._switch(vote.activates)
+            self.following = False
+        number = 0 if self.known is None else self.known.epoch.number
+        answer = local.Answer(verdict="go", epoch=number, step=self.step)
+        self.votes.clear()
+        return self._answer_waiting(lambda rank: answer)
+
+    def _switch(self, activates: int) -> bool:
+        """A planned epoch comes into force by the entry; returns whether this group is not in it."""
+        if not activates:
+            return False
+        (planned,) = [p for p in self.prepared if p.epoch.number == activates]  # all members had built it
+        if self.known is not None:
+            self.joiners = frozenset(planned.groups) - frozenset(self.known.groups)
+        self.known, self.prepared, self.built, self.activation = planned, [], set(), None
+        self.promised = max(self.promised, activates)
+        return self.known.slot_of(self.settings.group, self.incarnation) is None
+
+    # ------------------------------------------------------------ a member, for joiners
+
+    def _copy(self, copy: m.Copy, now: float) -> list[Action]:
+        """Copies for joiners: at a boundary ahead, or now if the ranks stand at it; 0 releases."""
+        if copy.step == 0:
+            self.copy_at = None
+            return [ToRanks(local.Release())]
+        self.copy_at = copy.step
+        if copy.step > self.step:
+            return [ToRanks(local.Touch())]
+        return self._copy_if_standing()
+
+    def _copy_if_standing(self) -> list[Action]:
+        """All ranks stand at the boundary that was named: they copy, and go on standing."""
+        if self.copy_at != self.step or set(self.waiting) != set(range(self.settings.ranks)):
+            return []
+        self.copy_at = None
+        return [ToRanks(local.Answer(verdict="copy", step=self.step))]
