@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,27 +16,6 @@ if TYPE_CHECKING:
     from lightkeeper.manager.settings import Settings
 
 
-def _option(name: str, text: str, default: str | bool = False, metavar: str | None = None) -> Any:
-    variable = "LIGHTKEEPER_" + name.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(name, envvar=variable, help=text, show_default=default, metavar=metavar)
-
-
-Group = Annotated[str | None, _option("--group", "Stable name of this replica group, e.g. g0.")]
-Ranks = Annotated[int | None, _option("--ranks", "Trainer ranks of the group on this node.", "1")]
-Lighthouse = Annotated[
-    str | None, _option("--lighthouse", "Address of the lighthouse.", "127.0.0.1:29400", "HOST:PORT")
-]
-Job = Annotated[str | None, _option("--job", "Id of the job; jobs on one lighthouse do not meet.", "job")]
-Groups = Annotated[int | None, _option("--groups", "Replica groups the job is configured for.", "1")]
-Minimum = Annotated[int | None, _option("--minimum", "Fewest groups with which the job goes on.", "1")]
-StartWindow = Annotated[
-    float | None,
-    _option(
-        "--start-window-s",
-        "If above 0, the first epoch may start with --minimum groups after so many seconds.",
-        "0",
-    ),
-]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
@@ -43,29 +24,50 @@ TokenFile = Annotated[
         help="File with the job token. Without it LIGHTKEEPER_TOKEN is read.",
     ),
 ]
-RunFolder = Annotated[
-    Path | None, _option("--run-folder", "Write events to this run's folder; without it none are written.")
-]
-OutageBudget = Annotated[
-    float | None,
-    _option(
+
+
+def _option(kind: type, name: str, text: str, default: str | bool = False, metavar: str | None = None) -> Any:
+    variable = "LIGHTKEEPER_" + name.removeprefix("--").replace("-", "_").upper()
+    return Annotated[kind | None, typer.Option(name, envvar=variable, help=text, show_default=default, metavar=metavar)]
+
+
+OPTIONS: dict[str, Any] = {
+    "group": _option(str, "--group", "Stable name of this replica group, e.g. g0."),
+    "ranks": _option(int, "--ranks", "Trainer ranks of the group on this node.", "1"),
+    "lighthouse": _option(str, "--lighthouse", "Address of the lighthouse.", "127.0.0.1:29400", "HOST:PORT"),
+    "job": _option(str, "--job", "Id of the job; jobs on one lighthouse do not meet.", "job"),
+    "groups": _option(int, "--groups", "Replica groups the job is configured for.", "1"),
+    "minimum": _option(int, "--minimum", "Fewest groups with which the job goes on.", "1"),
+    "start_window_s": _option(
+        float,
+        "--start-window-s",
+        "If above 0, the first epoch may start with --minimum groups after so many seconds.",
+        "0",
+    ),
+    "token_file": TokenFile,
+    "run_folder": _option(Path, "--run-folder", "Write events to this run's folder; without it none are written."),
+    "outage_budget_s": _option(
+        float,
         "--outage-budget-s",
         "Seconds that the lighthouse or a peer may be out of reach; all time-outs follow from it.",
         "60",
     ),
-]
-Host = Annotated[
-    str | None,
-    _option("--host", "Address at which peers reach this node.", "the interface towards the lighthouse"),
-]
-BucketMb = Annotated[float | None, _option("--bucket-mb", "Size of a gradient bucket, MiB.", "16")]
-HistoryMb = Annotated[
-    float | None, _option("--history-mb", "Bound on the entries kept while a group joins, MiB.", "4096")
-]
-FingerprintEvery = Annotated[
-    int | None,
-    _option("--fingerprint-every", "Write the state's fingerprint after every so many steps; 0 never.", "0"),
-]
+    "host": _option(str, "--host", "Address at which peers reach this node.", "the interface towards the lighthouse"),
+    "bucket_mb": _option(float, "--bucket-mb", "Size of a gradient bucket, MiB.", "16"),
+    "history_mb": _option(float, "--history-mb", "Bound on the entries kept while a group joins, MiB.", "4096"),
+    "fingerprint_every": _option(
+        int, "--fingerprint-every", "Write the state's fingerprint after every so many steps; 0 never.", "0"
+    ),
+}
+
+
+def takes_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Puts `OPTIONS` in the place of a command's `**given`: typer reads a command's options from its signature."""
+    shown = signature(command, eval_str=True)
+    own = [parameter for parameter in shown.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
+    options = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in OPTIONS.items()]
+    command.__signature__ = shown.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return command
 
 
 def settings(token_file: Path | None, run_folder: Path | None, **given: Any) -> Settings:
