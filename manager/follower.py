@@ -35,15 +35,11 @@ class Follower(Rank):
             answer = self._ask(self._joiner_vote("healed"))
         self._follows = answer.verdict == "go"
         if answer.verdict == "recover":
-            self._reducer_at(self.page.step)
+            self._begin_at(self.page.step)
             self._recover(answer)
             self._record.rejoined(self.page.step)
         elif not self._follows:
             self._stop(answer)
-
-    def _reducer_at(self, index: int) -> None:
-        assert self._reducer is not None
-        self._reducer.begin(index, self._total(index))
 
     def _joiner_vote(self, outcome: str, activates: int = 0) -> local.Vote:
         name = self._entries.newest

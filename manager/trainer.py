@@ -279,7 +279,7 @@ class Manager(Follower):
             if answer.verdict == "go":
                 time.sleep(WAIT_S / 5)
             else:
-                self._reducer_at(self.page.step)
+                self._begin_at(self.page.step)
                 self._after_waiting(answer)
         return False
 
