@@ -20,9 +20,13 @@ _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _PIDFD_INFO_EXIT = 1 << 3
 
 
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies (run in the child, before exec)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Asks the kernel for a signal when the thread that started this process ends (run in the child, before exec).
+
+    Args:
+        number: the signal; SIGTERM lets it end in good order.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def is_stopped(pid: int) -> bool:

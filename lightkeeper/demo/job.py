@@ -6,7 +6,6 @@ signal when this process dies, and whatever they left is found and killed at the
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import secrets
@@ -16,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -23,12 +23,12 @@ import psutil
 
 from lightkeeper.errors import ToldError
 from lightkeeper.events.writer import tail_text
+from lightkeeper.manager.processes import die_with_parent
 
 LISTENING = re.compile(r"listening on (\S+?),?\s")
 START_S_MAX = 30.0
 STOP_S_MAX = 10.0
 ASKED_S_MAX = 3.0
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -134,7 +134,7 @@ class LocalJob:
                     **(environment or {}),
                 },
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
         if name in self.children:
             self.earlier.append((name, self.children[name]))
@@ -245,8 +245,3 @@ class LocalJob:
             except psutil.NoSuchProcess:
                 continue
         return alive
-
-
-def _die_with_parent() -> None:
-    """In the child, before exec: SIGTERM when the thread that started it is gone."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -145,6 +146,7 @@ script, depth = sys.argv[1], int(sys.argv[2])
 children = [subprocess.Popen([sys.executable, "-c", script, script, str(depth - 1)]) for _ in range(2 if depth else 0)]
 print("up", flush=True)
 import time
+from pathlib import Path
 time.sleep(60)
 """
 
@@ -186,3 +188,19 @@ def test_a_process_tied_to_its_parent_dies_with_it() -> None:
     parent.wait()
     eventually(lambda: not orphan.is_running() or orphan.status() == "zombie", "it outlives its parent")
     assert callable(die_with_parent)
+
+
+def test_a_process_tied_to_its_parent_may_end_in_good_order(tmp_path: Path) -> None:
+    shell = f"trap 'touch {tmp_path}/ended; exit' TERM; echo up; while :; do sleep 0.02; done"
+    script = (
+        "import functools, signal, subprocess, sys; from lightkeeper.manager.processes import die_with_parent;"
+        f"p = subprocess.Popen(['sh', '-c', {shell!r}], stdout=subprocess.PIPE,"
+        " preexec_fn=functools.partial(die_with_parent, signal.SIGTERM));"
+        "p.stdout.readline(); print(p.pid, flush=True); sys.stdin.read()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline()
+    parent.kill()
+    parent.wait()
+    eventually((tmp_path / "ended").exists, "it was not asked to end")
