@@ -37,15 +37,11 @@ def parser(description: str) -> argparse.ArgumentParser:
     """The options of both examples."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--steps", type=int, default=100, help="training steps")
-    options.add_argument(
-        "--microbatches", type=int, default=12, help="microbatches of a step, over all groups"
-    )
+    options.add_argument("--microbatches", type=int, default=12, help="microbatches of a step, over all groups")
     options.add_argument("--size", type=int, default=8, help="sequences in a microbatch")
     options.add_argument("--lr", type=float, default=3e-3, help="learning rate")
     options.add_argument("--seed", type=int, default=0, help="seed of weights and data order")
-    options.add_argument(
-        "--threads", type=int, default=1, help="torch threads; must be the same in all groups"
-    )
+    options.add_argument("--threads", type=int, default=1, help="torch threads; must be the same in all groups")
     options.add_argument("--text", type=Path, help="train on this file instead of Python's standard library")
     return options
 

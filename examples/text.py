@@ -57,8 +57,6 @@ def standard_library(bytes_max: int = BYTES_MAX, folder: str | None = None) -> T
         if len(content) >= bytes_max:
             break
     if not files:
-        raise FileNotFoundError(
-            f"no Python source below {root}; give the example a text of your own with --text"
-        )
+        raise FileNotFoundError(f"no Python source below {root}; give the example a text of your own with --text")
     text = bytes(content[:bytes_max])
     return Text(text, files, hashlib.sha256(text).hexdigest(), str(root))

@@ -140,9 +140,7 @@ class DealtSampler:
 
     def __call__(self, step: int, k: int) -> NDArray[np.int64]:
         """Samples of microbatch k of a step: int64 of shape [size / world_size]."""
-        return samples(
-            self.seed, step, k, self.schedule, self.size, self.n, rank=self.rank, world_size=self.world_size
-        )
+        return samples(self.seed, step, k, self.schedule, self.size, self.n, rank=self.rank, world_size=self.world_size)
 
     def consumed_before(self, step: int) -> int:
         """Samples in all steps before this one, over all groups."""

@@ -83,13 +83,9 @@ class LocalJob:
                 self.lighthouse = found.group(1)
                 return self.lighthouse
             if child.poll() is not None:
-                raise ToldError(
-                    f"the lighthouse ended with {child.returncode}: {self.last_line('lighthouse')}"
-                )
+                raise ToldError(f"the lighthouse ended with {child.returncode}: {self.last_line('lighthouse')}")
             time.sleep(0.02)
-        raise ToldError(
-            f"the lighthouse did not listen within {START_S_MAX:g} s: {self.last_line('lighthouse')}"
-        )
+        raise ToldError(f"the lighthouse did not listen within {START_S_MAX:g} s: {self.last_line('lighthouse')}")
 
     def start_group(
         self, group: str, command: Sequence[str], environment: Mapping[str, str] | None = None
@@ -144,9 +140,7 @@ class LocalJob:
     def running(self) -> list[str]:
         """Groups whose processes have not ended; also takes note of all their descendants."""
         self._note_descendants()
-        return [
-            group for group in self.groups if group in self.children and self.children[group].poll() is None
-        ]
+        return [group for group in self.groups if group in self.children and self.children[group].poll() is None]
 
     def failed(self, but: str = "") -> str:
         """The first group that has ended with anything but 0, `but` not counted; empty if there is none."""

@@ -125,9 +125,7 @@ def _fault_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None
     word = FAULT_WORDS.get(fault.fault, fault.fault)
     text = f"{word} of {fault.target or fault.group} inside {fault.phase} of step {fault.step}"
     as_asked = (fault.fault, fault.group, fault.phase) == (options.fault, outcome.victim, "reduce")
-    report.add(
-        "fault", text, as_asked, fault_group=fault.group, fault_phase=fault.phase, fault_step=fault.step
-    )
+    report.add("fault", text, as_asked, fault_group=fault.group, fault_phase=fault.phase, fault_step=fault.step)
     found = summary.detected_after(events, fault)
     text = f"{found.value:.3f} s" if found.value is not None else found.why
     report.add("detected after", text, found.holds, detected_after_s=found.value)
@@ -186,9 +184,7 @@ def _why_not_back(options: DemoOptions, outcome: Outcome) -> tuple[str, bool | N
     return f"{text} of {outcome.victim}", None
 
 
-def _stood_line(
-    report: Report, options: DemoOptions, stalls: Sequence[summary.Stall], events: Sequence[Event]
-) -> None:
+def _stood_line(report: Report, options: DemoOptions, stalls: Sequence[summary.Stall], events: Sequence[Event]) -> None:
     name, gaps = "survivors stood for", [event.stall_s for event in summary.pick(events, Recovered)]
     if not stalls:
         report.add(name, "unknown", False, survivors_stood_s=None)
@@ -210,9 +206,7 @@ def _state_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None
     text = f"{lost.value}" if lost.holds else lost.why
     if reached != options.steps:
         text += f"; only {reached} of {options.steps} steps were committed"
-    report.add(
-        "steps lost", text, lost.holds and reached == options.steps, steps_lost=lost.value, steps_done=reached
-    )
+    report.add("steps lost", text, lost.holds and reached == options.steps, steps_lost=lost.value, steps_done=reached)
     again = summary.recomputed_by_survivors(events)
     report.add(
         "microbatches recomputed",
@@ -284,9 +278,7 @@ def table(report: Report) -> Table:
     drawn.add_column("answer", overflow="fold")
     drawn.add_column("")
     for line in report.lines:
-        mark = {True: Text("ok", style="green"), False: Text("FAILED", style="bold red"), None: Text("")}[
-            line.holds
-        ]
+        mark = {True: Text("ok", style="green"), False: Text("FAILED", style="bold red"), None: Text("")}[line.holds]
         drawn.add_row(line.name, line.text, mark)
     return drawn
 

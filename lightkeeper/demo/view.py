@@ -231,9 +231,7 @@ class View:
         live: draw a table; None: if the stream is a terminal.
     """
 
-    def __init__(
-        self, title: str, steps: int, stream: TextIO | None = None, live: bool | None = None
-    ) -> None:
+    def __init__(self, title: str, steps: int, stream: TextIO | None = None, live: bool | None = None) -> None:
         self.state = RunState(steps=steps)
         self._title = title
         self._stream = stream or sys.stdout

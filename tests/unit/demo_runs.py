@@ -51,15 +51,11 @@ def reference_run() -> list[Event]:
 
 
 def faulty_run() -> list[Event]:
-    events = [
-        event for event in reference_run() if not isinstance(event, Committed) or event.step < FAULT_STEP
-    ]
+    events = [event for event in reference_run() if not isinstance(event, Committed) or event.step < FAULT_STEP]
     at = FAULT_STEP * 10**9
     hit = {"group": "g1", "incarnation": "g1-1", "host": "h"}
     events += [
-        FaultInjected(
-            fault="kill", phase="reduce", step=FAULT_STEP, target="rank g1/0", mono_ns=at + 10**8, **hit
-        ),
+        FaultInjected(fault="kill", phase="reduce", step=FAULT_STEP, target="rank g1/0", mono_ns=at + 10**8, **hit),
         GroupLost(cause="signal 9", detected_by="stream", mono_ns=at + 2 * 10**8, **hit),
         Activated(epoch=2, first_step=FAULT_STEP, members=("g0", "g2"), shares=AFTER, cause="g1 lost"),
     ]

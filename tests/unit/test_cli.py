@@ -152,9 +152,7 @@ def test_manager_options_arrive(handed: list[object]) -> None:
 
 
 def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
-    words = (
-        f"demo --groups 2 --steps 9 --microbatches 5 --fault freeze --seed 4 --json --run-folder {tmp_path}"
-    )
+    words = f"demo --groups 2 --steps 9 --microbatches 5 --fault freeze --seed 4 --json --run-folder {tmp_path}"
     assert run(words.split()) == 7
     (options,) = handed
     from lightkeeper.demo.options import DemoOptions
@@ -190,9 +188,7 @@ def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
         ("events /tmp --follow --summary", "--summary is of what is written so far"),
     ],
 )
-def test_bad_input_gets_one_line_and_code_2(
-    words: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_gets_one_line_and_code_2(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words.split()) == 2
     assert says in one_line(capsys)
 

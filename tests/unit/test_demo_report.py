@@ -106,9 +106,7 @@ def test_too_few_steps_to_come_back_are_told_and_are_no_failure() -> None:
         assert report.ok
         said = {line.name: line.text for line in report.lines}
         assert said["fingerprints equal"] == "yes: g0, g2 (2 of 3)"
-    assert said["rejoined after"] == (
-        "not shown: --steps 12 is too few; the run ended 2.5 s after the new start of g1"
-    )
+    assert said["rejoined after"] == ("not shown: --steps 12 is too few; the run ended 2.5 s after the new start of g1")
     assert report.as_dict()["rejoined_after_s"] is None
 
 

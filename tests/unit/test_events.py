@@ -172,9 +172,7 @@ def test_unwritable_folder_is_told_at_the_start(tmp_path: Path) -> None:
         EventLog(blocker, "lighthouse")
 
 
-def test_a_value_json_cannot_hold_is_dropped_not_raised(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_json_cannot_hold_is_dropped_not_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = EventLog(tmp_path, "lighthouse")
     log.write(RunStarted(settings={"x": object()}))
     assert log.dropped == 1
@@ -274,9 +272,7 @@ def test_events_import_no_torch() -> None:
 def test_every_kind_is_documented() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "events.md").read_text()
     for kind in schema.KINDS:
-        (row,) = [
-            line for line in text.splitlines() if line.startswith(f"| `{schema._tag(kind.__name__)}` |")
-        ]
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{schema._tag(kind.__name__)}` |")]
         own = set(kind.__struct_fields__) - set(Event.__struct_fields__)
         assert all(f"`{name}`" in row for name in own), f"docs/events.md lacks fields of {kind.__name__}"
 

@@ -36,9 +36,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignore = shutil.ignore_patterns(*left_out)
     shutil.copytree(ROOT, source, symlinks=True, ignore=ignore)
     code = "import setuptools.build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=110
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return source / "dist"
 
@@ -80,9 +78,7 @@ for found in pkgutil.walk_packages(lightkeeper.__path__, "lightkeeper."):
 bad = [name for name in {OUTSIDE!r} if name in sys.modules]
 assert not bad, bad
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=110
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
 
 

@@ -29,9 +29,7 @@ def test_regenerating_gives_the_same_files(regenerated: Path) -> None:
     names = sorted(path.name for path in regenerated.iterdir())
     committed = sorted(path.name for path in (ROOT / "protos").glob("*_pb2*.py*"))
     assert names == committed
-    stale = [
-        name for name in names if (regenerated / name).read_bytes() != (ROOT / "protos" / name).read_bytes()
-    ]
+    stale = [name for name in names if (regenerated / name).read_bytes() != (ROOT / "protos" / name).read_bytes()]
     assert not stale, f"run ./scripts/protos: {stale} are not what the .proto files give"
 
 
