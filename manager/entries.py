@@ -15,7 +15,7 @@ from lightkeeper.manager import local
 from lightkeeper.manager.groups import Note
 from lightkeeper.manager.history import EntryHistory
 from lightkeeper.manager.reducer import EntryGone, Outcome, Reducer
-from lightkeeper.manager.state.registry import UNNAMED, StateRegistry
+from lightkeeper.manager.state.registry import UNNAMED, StateRefused, StateRegistry
 from lightkeeper.manager.state.snapshot import Copy, SnapshotFailed, Snapshotter
 from lightkeeper.manager.transfer.client import fetch_entry
 from lightkeeper.manager.transfer.provider import HealProvider
@@ -81,14 +81,18 @@ class EntryHolder:
         """At a step boundary: what is held of an earlier one is dropped, and memory is allocated in the background."""
         if self._wanted:
             self._wanted, self._keeps = False, False
-            nbytes = self._snapshotter.size()
+            try:
+                nbytes = self._snapshotter.size()
+            except StateRefused as error:
+                self._note(f"no copy for a joiner: {error}")
+                return
             threading.Thread(target=self._touch, args=(nbytes,), name="touch", daemon=True).start()
 
     def copy(self) -> bool:
         """Begins to copy the state, at a step boundary; what is committed from here on is kept too."""
         try:
             self._copy = self._snapshotter.begin(self.newest)
-        except SnapshotFailed as error:
+        except StateRefused as error:
             self._note(f"no copy for a joiner: {error}")
             return False
         self._keeps = True
@@ -125,6 +129,8 @@ class EntryHolder:
 
     def _touch(self, nbytes: int) -> None:
         self._release()
+        if self._reducer is not None:
+            self._history.reserve(self._reducer.like_entry())
         try:
             self._snapshotter.reserve(nbytes)
         except SnapshotFailed as error:

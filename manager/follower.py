@@ -36,8 +36,7 @@ class Follower(Rank):
         self._follows = answer.verdict == "go"
         if answer.verdict == "recover":
             self._begin_at(self.page.step)
-            self._recover(answer)
-            self._record.rejoined(self.page.step)
+            self._named(answer)
         elif not self._follows:
             self._stop(answer)
 

@@ -2,7 +2,8 @@
 
 An entry is kept with its own name and that of its predecessor, so entries form a chain: a joiner asks for the
 successor of what it applied last, and either gets exactly that, or learns that it never will and must start
-over. Memory is bounded: the oldest entry is dropped for the newest, and its buffers are used anew.
+over. Memory is bounded: the oldest entry is dropped for the newest, and its buffers are used anew. Buffers for the
+next entry are made ready in the background: on the training thread their page faults would cost as much as a step.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from lightkeeper.lighthouse.names import Entry
+from lightkeeper.manager.state.memory import touched_like
 
 
 class EntryUnavailable(LookupError):
@@ -44,20 +46,43 @@ def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@dataclass
 class _Pool:
-    """Buffers of dropped entries."""
+    """Buffers of dropped entries, and one set that was made ready before it is needed."""
 
-    free: list[list[torch.Tensor]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[list[torch.Tensor]] = []
 
     def take(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        kind = [(t.shape, t.dtype) for t in like]
-        for i, buffers in enumerate(self.free):
-            if [(t.shape, t.dtype) for t in buffers] == kind:
-                return self.free.pop(i)
-        self.free.clear()
-        pinned = any(t.is_cuda for t in like)
-        return [torch.empty(t.shape, dtype=t.dtype, pin_memory=pinned) for t in like]
+        """Free buffers of these shapes; waits for those that are being made ready."""
+        kind = _kind(like)
+        with self._lock:
+            for i, buffers in enumerate(self._free):
+                if _kind(buffers) == kind:
+                    return self._free.pop(i)
+            self._free.clear()
+            return touched_like(like)
+
+    def make_ready(self, like: Sequence[torch.Tensor]) -> None:
+        """See that buffers of these shapes are free; not on the training thread."""
+        kind = _kind(like)
+        with self._lock:
+            if all(_kind(buffers) != kind for buffers in self._free):
+                self._free.append(touched_like(like))
+
+    def give(self, buffers: list[torch.Tensor]) -> None:
+        """They are not in use any more."""
+        with self._lock:
+            self._free.append(buffers)
+
+    def clear(self) -> None:
+        """Let go of the memory."""
+        with self._lock:
+            self._free.clear()
+
+
+def _kind(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
 class EntryHistory:
@@ -114,14 +139,26 @@ class EntryHistory:
                 self.dropped += 1
                 self._changed.notify_all()
                 return False
-            buffers = self._pool.take(tensors)
+        buffers = self._pool.take(tensors)
         for to, of in zip(buffers, tensors, strict=True):
             to.copy_(of.detach())
         with self._changed:
             self._kept[name] = Kept(name, predecessor, buffers)
             self._newest = name
             self._changed.notify_all()
+            room = self._size() + size <= self._bytes_max
+        if room:
+            threading.Thread(target=self._pool.make_ready, args=(tensors,), name="entry memory", daemon=True).start()
         return True
+
+    def reserve(self, like: Sequence[torch.Tensor]) -> None:
+        """Make the memory for one entry ready, if it is within the bound; not on the training thread.
+
+        Args:
+            like: Tensors of the shapes and dtypes of an entry.
+        """
+        if bytes_of(like) <= self._bytes_max:
+            self._pool.make_ready(like)
 
     @contextmanager
     def get(self, name: Entry) -> Iterator[Kept]:
@@ -162,7 +199,7 @@ class EntryHistory:
         with self._changed:
             self._drop_all()
             self._newest = None
-            self._pool.free.clear()
+            self._pool.clear()
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -197,7 +234,7 @@ class EntryHistory:
                 kept.readers -= 1
                 if kept.dropped and kept.readers == 0:
                     self._leaving = [one for one in self._leaving if one is not kept]
-                    self._pool.free.append(kept.tensors)
+                    self._pool.give(kept.tensors)
 
     def _size(self) -> int:
         return sum(bytes_of(kept.tensors) for kept in [*self._kept.values(), *self._leaving])
@@ -209,7 +246,7 @@ class EntryHistory:
         if kept.readers:
             self._leaving.append(kept)
         else:
-            self._pool.free.append(kept.tensors)
+            self._pool.give(kept.tensors)
 
     def _drop_all(self) -> None:
         while self._kept:

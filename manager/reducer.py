@@ -235,8 +235,12 @@ class Reducer:
         up.
         """
         assert not self._pending, "a reduce is under way: call retry() first"
-        assert self._extras is not None, "no step has begun"
         self._entry_whole = False
+        return self.like_entry()
+
+    def like_entry(self) -> list[torch.Tensor]:
+        """Tensors of the shapes and dtypes of an entry, once a step has begun; what they hold is nobody's business."""
+        assert self._extras is not None, "no step has begun"
         return [*(bucket.flat for bucket in self._buckets), self._extras]
 
     def adopt(self) -> Outcome:

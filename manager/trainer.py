@@ -103,7 +103,7 @@ class Manager(Follower):
         if self._reducer is None:
             self._start()
         assert self._reducer is not None
-        if self._follows:
+        if self._follows or self._applies:
             return self._begin_replay()
         index = self.page.step
         self._begin_at(index)

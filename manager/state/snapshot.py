@@ -11,11 +11,10 @@ Checksums are computed behind the copy, where nobody waits for them, or earlier 
 from __future__ import annotations
 
 import gc
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager.fingerprint import raw_bytes
 from lightkeeper.manager.state.codec import DTYPES
 from lightkeeper.manager.state.layout import ALIGN_BYTES, RANGE_BYTES, Layout, TensorHeader, layout_of
+from lightkeeper.manager.state.memory import touched
 from lightkeeper.manager.state.registry import UNNAMED, StateRegistry, leaves_in
 from lightkeeper.manager.state.segments import is_direct
 from lightkeeper.manager.state.tree import Leaf
@@ -46,7 +46,8 @@ class SnapshotFailed(RuntimeError):
 class _Source:
     """A tensor to copy, its version at the boundary, and where its bytes go."""
 
-    leaf: Leaf
+    tensor: torch.Tensor
+    path: str
     header: TensorHeader
     version: int
 
@@ -55,15 +56,7 @@ class _Memory:
     """A buffer that one snapshot after another is written to; its gaps between tensors are zero."""
 
     def __init__(self, nbytes: int, pinned: bool) -> None:
-        if pinned or nbytes == 0:
-            self.data = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
-        else:
-            pages = mmap.mmap(-1, nbytes)
-            if hasattr(mmap, "MADV_HUGEPAGE"):  # fewer page faults now, and less work for every copy later
-                with suppress(OSError):
-                    pages.madvise(mmap.MADV_HUGEPAGE)
-            self.data = torch.frombuffer(pages, dtype=torch.uint8)
-        self.data.zero_()  # touched
+        self.data = touched(nbytes, pinned)
         self.array = self.data.numpy()
         self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self.data}
 
@@ -197,7 +190,7 @@ class Copy:
         """Wait until everything is copied; the training thread must, before it changes the state.
 
         Raises:
-            SnapshotFailed: it could not be copied; the state is untouched.
+            SnapshotFailed: it could not be copied, or there is no memory for it; the state is untouched.
             TimeoutError: the time is up; the state must not change yet.
         """
         if not self._done.wait(timeout_s):
@@ -227,6 +220,7 @@ class Snapshotter:
         self._bytes_max = bytes_max
         self._range_bytes = range_bytes
         self._changed = threading.Condition()
+        self._touching = threading.Lock()  # held while memory is claimed, so that none is claimed twice
         self._copies: dict[Entry, Copy] = {}  # newest last
         self._free: list[_Memory] = []
         self._allocated = 0
@@ -257,7 +251,8 @@ class Snapshotter:
         Raises:
             SnapshotFailed: it is beyond the bound.
         """
-        self._give_back(self._take(nbytes))
+        with self._touching:
+            self._give_back(self._claim(nbytes))
 
     def begin(self, name: Entry) -> Copy:
         """Start a snapshot; on the training thread, at a step boundary.
@@ -266,10 +261,10 @@ class Snapshotter:
             name: The entry that was applied last.
 
         Returns:
-            The copy under way; of a state of this name that is held already, the one that there is.
+            The copy under way; of a state of this name that is held already, the one that there is. Memory that is
+            not ready yet, or goes beyond the bound, is its business.
 
         Raises:
-            SnapshotFailed: its memory would go beyond the bound while others are held.
             StateRefused: something that cannot be copied exactly came into the state.
         """
         with self._changed:
@@ -284,21 +279,16 @@ class Snapshotter:
         layout = layout_of(name, captured, self._range_bytes)
         leaves = leaves_in(captured)
         self._pinned = self._pinned or any(leaf.tensor.is_cuda for leaf in leaves)
-        memory = self._take(layout.nbytes)
-        sources = [
-            _Source(leaf, header, _version(leaf.tensor)) for leaf, header in zip(leaves, layout.tensors, strict=True)
-        ]
         from_users = {id(leaf) for one in captured.values() if one.kind == "object" for leaf in one.leaves}
-        now = [s for s in sources if id(s.leaf) in from_users and s.header.nbytes <= _BOUNDARY_BYTES_MAX]
-        _copy_all(now, memory)
-        done = {id(source) for source in now}
+        sources = [
+            _source(leaf, header, id(leaf) in from_users) for leaf, header in zip(leaves, layout.tensors, strict=True)
+        ]
         copy = Copy(name)
         with self._changed:
             self._copies[name] = copy
         event = torch.cuda.current_stream().record_event() if _on_cuda(sources) else None
-        later = [source for source in sources if id(source) not in done]
         threading.Thread(
-            target=self._run, args=(copy, layout, memory, later, event), name=f"snapshot of {name}", daemon=True
+            target=self._run, args=(copy, layout, sources, event), name=f"snapshot of {name}", daemon=True
         ).start()
         return copy
 
@@ -339,16 +329,19 @@ class Snapshotter:
             return next(reversed(self._copies.values()), None)
         return self._copies.get(name)
 
-    def _run(self, copy: Copy, layout: Layout, memory: _Memory, sources: Sequence[_Source], event: Any) -> None:
-        start = time.monotonic()
+    def _run(self, copy: Copy, layout: Layout, sources: Sequence[_Source], event: Any) -> None:
+        memory: _Memory | None = None
         try:
+            memory = self._take(layout.nbytes)
+            start = time.monotonic()
             if event is None:
                 _copy_all(sources, memory)
             else:
                 _copy_from_device(sources, memory, event)
             _check_unchanged(sources)
         except BaseException as e:
-            self._give_back(memory)
+            if memory is not None:
+                self._give_back(memory)
             copy._end(None, e)
             return
         snapshot = Snapshot(layout, memory, time.monotonic() - start, self._give_back)
@@ -356,7 +349,11 @@ class Snapshotter:
         _hash_behind(snapshot)
 
     def _take(self, nbytes: int) -> _Memory:
-        """Free memory of at least so many bytes; made anew, and then slow to write first, if there is none."""
+        """Free memory of at least so many bytes; what is being touched is waited for."""
+        with self._touching:
+            return self._claim(nbytes)
+
+    def _claim(self, nbytes: int) -> _Memory:
         with self._changed:
             fitting = [memory for memory in self._free if memory.nbytes >= nbytes]
             if fitting:
@@ -393,6 +390,13 @@ def _hash_behind(snapshot: Snapshot) -> None:
             return
 
 
+def _source(leaf: Leaf, header: TensorHeader, of_user: bool) -> _Source:
+    """Small tensors of a user's object are copied here and now: nothing says when the user may change them."""
+    small = of_user and header.nbytes <= _BOUNDARY_BYTES_MAX
+    tensor = leaf.tensor.detach().clone() if small else leaf.tensor
+    return _Source(tensor, leaf.path, header, _version(tensor))
+
+
 def _ignore(memory: _Memory) -> None:
     del memory
 
@@ -402,7 +406,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _on_cuda(sources: Sequence[_Source]) -> bool:
-    return any(source.leaf.tensor.is_cuda for source in sources)
+    return any(source.tensor.is_cuda for source in sources)
 
 
 def _copy_all(sources: Sequence[_Source], memory: _Memory) -> None:
@@ -417,11 +421,11 @@ def _copy_all(sources: Sequence[_Source], memory: _Memory) -> None:
     for start in range(0, len(small), _SMALL_AT_ONCE):
         some = small[start : start + _SMALL_AT_ONCE]
         with torch.no_grad():
-            torch._foreach_copy_([memory.target(s.header) for s in some], [s.leaf.tensor for s in some])
+            torch._foreach_copy_([memory.target(s.header) for s in some], [s.tensor for s in some])
 
 
 def _copy_large(source: _Source, memory: _Memory) -> None:
-    header, tensor = source.header, source.leaf.tensor
+    header, tensor = source.header, source.tensor
     if not is_direct(tensor):
         memory.target(header).copy_(tensor)
         return
@@ -437,18 +441,18 @@ def _copy_from_device(sources: Sequence[_Source], memory: _Memory, event: Any) -
     side.wait_event(event)
     with torch.cuda.stream(side):
         for source in sources:
-            if source.leaf.tensor.is_cuda:
+            if source.tensor.is_cuda:
                 memory.clear_gap(source.header)
-                memory.target(source.header).copy_(source.leaf.tensor, non_blocking=True)
-    _copy_all([source for source in sources if not source.leaf.tensor.is_cuda], memory)
+                memory.target(source.header).copy_(source.tensor, non_blocking=True)
+    _copy_all([source for source in sources if not source.tensor.is_cuda], memory)
     side.synchronize()
 
 
 def _check_unchanged(sources: Sequence[_Source]) -> None:
     for source in sources:
-        if _version(source.leaf.tensor) != source.version:
+        if _version(source.tensor) != source.version:
             raise SnapshotFailed(
-                f"{source.leaf.path} changed while it was copied: state that the forward pass changes differs between "
+                f"{source.path} changed while it was copied: state that the forward pass changes differs between "
                 "groups; exclude it, or register it with scope='group'"
             )
 

@@ -117,11 +117,11 @@ def test_memory_is_used_anew_when_nobody_reads_it():
     before = training.fingerprint()
     with pytest.raises(SnapshotFailed, match="goes beyond the bound"):
         first = snapshotter.begin(NAME).wait(10)
-        snapshotter.begin(name_of(3))
+        snapshotter.begin(name_of(3)).wait(10)
     with snapshotter.serving(NAME, 10) as snapshot:
         snapshotter.release(NAME)
         with pytest.raises(SnapshotFailed, match="goes beyond the bound"):
-            snapshotter.begin(name_of(3))
+            snapshotter.begin(name_of(3)).wait(10)
         address = bytes_address(snapshot)
         assert snapshot.fingerprint == before  # still whole for who reads it
     training.step()
