@@ -50,6 +50,8 @@ class Rank:
         optimizer: optimizer or optimizers over them.
         seed: of the random state before each microbatch and in the apply phase.
         extras: name to shape, or to (shape, dtype), of the named extras; see `extra`.
+        exclude: patterns ("*.amax_history") of the names of the model's buffers that its forward pass changes, so that
+            they differ between groups: they are neither copied to a joiner nor compared. BatchNorm's are known.
         settings: what the group is told; read from ``LIGHTKEEPER_*`` where not given.
 
     Raises:
@@ -64,6 +66,7 @@ class Rank:
         *,
         seed: int = 0,
         extras: Mapping[str, Any] | None = None,
+        exclude: Sequence[str] = (),
         settings: Settings | None = None,
     ) -> None:
         self.settings = read_settings() if settings is None else settings
@@ -81,7 +84,7 @@ class Rank:
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
         host = self.settings.host or own_address_towards([self.settings.lighthouse])
         self._registry = StateRegistry()
-        _register(self._registry, "model", model)
+        _register(self._registry, "model", model, exclude)
         _register(self._registry, "optimizer", optimizer)
         token, form_timeout_s = self.settings.token, self.settings.form_timeout_s
         history_bytes = int(self.settings.history_mb * (1 << 20))
@@ -291,16 +294,16 @@ class _Pushes:
         self.touch, self.release = entries.touch, entries.release
 
 
-def _register(registry: StateRegistry, name: str, given: Any) -> None:
+def _register(registry: StateRegistry, name: str, given: Any, exclude: Sequence[str] = ()) -> None:
     """Registers one object, or several under numbered or given names."""
     if isinstance(given, Mapping):
         for key, obj in given.items():
-            registry.register(f"{name}-{key}", obj)
+            registry.register(f"{name}-{key}", obj, exclude=exclude)
     elif isinstance(given, Sequence):
         for number, obj in enumerate(given):
-            registry.register(f"{name}-{number}", obj)
+            registry.register(f"{name}-{number}", obj, exclude=exclude)
     else:
-        registry.register(name, given)
+        registry.register(name, given, exclude=exclude)
 
 
 def _shape_and_dtype(given: Any) -> tuple[Any, ...]:

@@ -29,6 +29,8 @@ class Manager(Follower):
         optimizer: optimizer or optimizers over them.
         seed: of the random state before each microbatch and in the apply phase.
         extras: name to shape, or to (shape, dtype), of the named extras; see `extra`.
+        exclude: patterns ("*.amax_history") of the names of the model's buffers that its forward pass changes, so that
+            they differ between groups: they are neither copied to a joiner nor compared. BatchNorm's are known.
         settings: what the group is told; read from ``LIGHTKEEPER_*`` where not given.
 
     Raises:
@@ -52,7 +54,9 @@ class Manager(Follower):
         """
         self._layout.declare(name, tuple(shape), dtype)
 
-    def register(self, name: str, obj: Any, scope: Literal["shared", "group"] = "shared") -> None:
+    def register(
+        self, name: str, obj: Any, scope: Literal["shared", "group"] = "shared", exclude: Sequence[str] = ()
+    ) -> None:
         """Adds to the state that a returning group is given; before the first step, alike in all groups.
 
         Model and optimizer are registered already. Schedulers, scalers and whatever else the loop changes must be.
@@ -61,13 +65,14 @@ class Manager(Follower):
             name: letters, digits, "_" and "-".
             obj: a module, an optimizer, a tensor, or anything with ``state_dict`` and ``load_state_dict``.
             scope: ``group`` for what differs between groups: it is never copied.
+            exclude: for a module, as for `Manager`.
 
         Raises:
             UsageError: for a name that is taken, or a part that cannot be copied exactly, with its path.
         """
         if self._reducer is not None:
             raise UsageError(f"{name} is registered after the first step began: register it before")
-        self._registry.register(name, obj, scope)
+        self._registry.register(name, obj, scope, exclude)
 
     # ------------------------------------------------------------ the loop
 
@@ -144,7 +149,7 @@ class Manager(Follower):
                 break
             if self._recover(answer) == "committed":
                 break  # closed while recovering
-        self._record.finished(self.page.step, fingerprint(self.model, self.optimizer))
+        self._record.finished(self.page.step, self._registry.fingerprint())
         self._close()
 
     # ------------------------------------------------------------ what a step asks
@@ -243,7 +248,7 @@ class Manager(Follower):
         )
         self._entries.serve(self._reducer)
         self._enter("join", 0)
-        digest = fingerprint(self.model, self.optimizer)
+        digest = self._registry.fingerprint()
         answer = self._ask(local.Ready(signature=self._signature(), total=self._total(0), fingerprint=digest))
         if answer.verdict == "heal":
             self._heal(answer)
@@ -273,7 +278,7 @@ class Manager(Follower):
         while self._follows:
             answer = self._ask(self._joiner_vote("idle"))
             if answer.verdict == "stop" and answer.ok:
-                self._record.finished(self.page.step, fingerprint(self.model, self.optimizer))
+                self._record.finished(self.page.step, self._registry.fingerprint())
                 self._close()
                 return True
             if answer.verdict == "go":
@@ -291,7 +296,7 @@ class Manager(Follower):
         step.leave()
         assert self._reduced_as is not None
         every = self.settings.fingerprint_every
-        digest = fingerprint(self.model, self.optimizer) if every and (step.index + 1) % every == 0 else None
+        digest = self._registry.fingerprint() if every and (step.index + 1) % every == 0 else None
         self._record.applied(step, self._reduced_as, digest)
         self.page.enter("replay" if self._follows else "compute", step.index + 1)
         self._entries.ready()

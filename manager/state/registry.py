@@ -2,7 +2,7 @@
 
 `scope="shared"` (the default) is state that all groups hold alike: it is copied to a joiner and covered by the
 fingerprint. `scope="group"` is state that differs between groups, such as the statistics of BatchNorm: it is
-known here by name, and travels nowhere.
+known here by name, and travels nowhere. The running statistics of BatchNorm are such without being asked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from lightkeeper.errors import UsageError
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
@@ -61,7 +64,7 @@ class StateRegistry:
             return
         _check_paths(capture(name, obj).leaves)
         self._shared[name] = obj
-        self._exclude[name] = tuple(exclude)
+        self._exclude[name] = (*exclude, *_statistics(obj))
 
     @property
     def shared(self) -> Mapping[str, Any]:
@@ -101,6 +104,14 @@ class StateRegistry:
         captured = self.capture()
         layout = layout_of(UNNAMED, captured, range_bytes)
         return layout.fingerprint(checksum_ranges(layout, leaves_in(captured)))
+
+
+def _statistics(obj: Any) -> list[str]:
+    """Names of the buffers that a forward pass of BatchNorm changes."""
+    if not isinstance(obj, nn.Module):
+        return []
+    kinds = [(path, module) for path, module in obj.named_modules() if isinstance(module, _NormBase)]
+    return [f"{path}.{name}".lstrip(".") for path, module in kinds for name, _ in module.named_buffers(recurse=False)]
 
 
 def leaves_in(captured: Mapping[str, Captured]) -> list[Leaf]:

@@ -293,10 +293,14 @@ def test_register_refuses_a_bad_name(job: Job, name: str) -> None:
 
 def test_statistics_of_the_forward_pass_do_not_keep_a_group_out(job: Job) -> None:
     """BatchNorm's running statistics differ between groups; the protocol keeps them out of snapshot and fingerprint."""
-    job.settings.update(outage_budget_s=4, fingerprint_every=0)
+    job.settings.update(outage_budget_s=4)
     job.start_healing(3, fault=KILL_G2, batch_norm=True, steps=300)
     job.return_of("g2")
     job.await_rejoin("g2", within_s=15)
+    job.hurry()
+    facts = job.finish()
+    assert not facts.all(schema.Diverged)
+    assert len({e.fingerprint for e in facts.all(schema.Finished) if e.fingerprint}) == 1
 
 
 # ---------------------------------------------------------------- the first step

@@ -194,6 +194,15 @@ def test_group_scope_and_excluded_names_stay_out():
     assert training.fingerprint() == before and list(training.registry.group) == ["counter"]
 
 
+def test_statistics_of_batch_norm_stay_out_without_being_asked():
+    registry, model = StateRegistry(), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    registry.register("model", model)
+    assert [t.path for t in registry.layout().tensors] == [f"model.{i}.{n}" for i in "01" for n in ("weight", "bias")]
+    before = registry.fingerprint()
+    model(torch.randn(3, 4))
+    assert registry.fingerprint() == before
+
+
 class Own:
     def __init__(self, state: object) -> None:
         self.state = state
