@@ -176,13 +176,15 @@ class Build:
             self._forming.interrupt(reason)
 
 
-class _Ended:
-    """The reduction of a group of one: over before it began."""
+class Ended:
+    """A reduction that was over before it began, such as that of a group of one."""
 
     def done(self) -> bool:
+        """See `Reduction`."""
         return True
 
     def wait(self, timeout_s: float) -> None:
+        """See `Reduction`."""
         del timeout_s
 
 
@@ -200,7 +202,7 @@ class Alone:
         del tensor
         if self._aborted is not None:
             raise GroupFailed(f"group of one was aborted: {self._aborted}", aborted=self._aborted)
-        return _Ended()
+        return Ended()
 
     def all_gather(self, tensor: torch.Tensor, timeout_s: float) -> list[torch.Tensor]:
         """See `EpochGroup`."""

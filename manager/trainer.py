@@ -13,11 +13,12 @@ from lightkeeper.errors import UsageError
 from lightkeeper.manager import local
 from lightkeeper.manager.entries import entry_in
 from lightkeeper.manager.fingerprint import fingerprint, signature
+from lightkeeper.manager.fold import chosen_reducer
 from lightkeeper.manager.follower import Follower
 from lightkeeper.manager.groups import GroupFailed
 from lightkeeper.manager.joining import WAIT_S
 from lightkeeper.manager.rank import JobStopped, Microbatches
-from lightkeeper.manager.reducer import NotTraining, Reducer
+from lightkeeper.manager.reducer import NotTraining
 from lightkeeper.manager.step import LoopError, Step
 
 
@@ -240,7 +241,7 @@ class Manager(Follower):
 
     def _start(self) -> None:
         """Joins the job: waits until the first epoch is activated."""
-        self._reducer = Reducer(
+        self._reducer = chosen_reducer()(
             self._parameters,
             self._layout,
             int(self.settings.bucket_mb * (1 << 20)),
@@ -265,6 +266,7 @@ class Manager(Follower):
         found["seed"] = str(self.seed)
         found["ranks"] = str(self.settings.ranks)
         found["bucket_mb"] = str(self.settings.bucket_mb)
+        found["reduction"] = type(self._reducer).__name__
         found["torch"] = str(torch.__version__)
         return found
 

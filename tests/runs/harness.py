@@ -58,6 +58,7 @@ class Job:
         self.started: set[int] = set()
         self.settings: dict[str, Any] = {}
         self.heal_options: dict[str, Any] = {}
+        self.variables: dict[str, str] = {}  # of every process's environment
         folder.mkdir(parents=True)
 
     # ------------------------------------------------------------ starting
@@ -170,7 +171,14 @@ class Job:
 
     def _environment(self, more: dict[str, str]) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}
-        return {**clean, "LIGHTKEEPER_TOKEN": TOKEN, "RUN_OF_TEST": str(self.folder), "PYTHONUNBUFFERED": "1", **more}
+        return {
+            **clean,
+            "LIGHTKEEPER_TOKEN": TOKEN,
+            "RUN_OF_TEST": str(self.folder),
+            "PYTHONUNBUFFERED": "1",
+            **self.variables,
+            **more,
+        }
 
     def start_healing(
         self, count: int = 3, fault: str = "", only: dict[str, dict[str, Any]] | None = None, **options: Any

@@ -57,6 +57,24 @@ def test_a_killed_group_comes_back_with_the_same_bits(job: Job, gold) -> None:
     facts.near_from(gold(steps=STEPS, warm_up=12), "g2-again")
 
 
+def test_four_groups_down_to_two_and_back_give_the_bits_of_one_process(job: Job, gold) -> None:
+    """With gradients folded in the order of the microbatches nothing shows who computed what, or that anybody fell."""
+    job.variables["LIGHTKEEPER_REDUCTION"] = "fold"
+    job.start_healing(4, fault="kill:g2:reduce:8,kill:g3:apply:12", dropout=0.5)
+    job.return_of("g2")
+    job.return_of("g3")
+    job.await_rejoin("g2", "g3", within_s=40)
+    facts = job.finish()
+    codes = {"g0": 0, "g1": 0, "g2": -9, "g3": -9, "g2-again": 0, "g3-again": 0}
+    facts.check_healed(STEPS, codes, {"g2", "g3"}, ("g0", "g1", "g2", "g3"))
+    assert {(f.group, f.phase) for f in facts.all(schema.FaultInjected)} == {("g2", "reduce"), ("g3", "apply")}
+    assert {2, 4} <= {len(members) for members in facts.members}
+    plain = gold(steps=STEPS, warm_up=12, dropout=0.5).digests
+    for name in ("g0", "g1", "g2-again", "g3-again"):
+        digests = facts.traces[name].digests
+        assert digests == {step: plain[step] for step in digests} and max(digests) == STEPS - 1, name
+
+
 def test_learning_rate_and_optimizer_are_those_of_the_step_and_not_of_the_start(job: Job, gold) -> None:
     """S29, S30: two groups come back one after the other, during the warm-up; every state is read anew."""
     job.start_healing(3, fault="kill:g2:compute:3", warm_up=100)

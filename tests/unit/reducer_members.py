@@ -30,7 +30,9 @@ def mlp(seed: int = 0) -> nn.Module:
 class Member:
     """One group's loop, with small buckets so that there are several."""
 
-    def __init__(self, model: nn.Module, group, loss: Loss = mean_square, total: int = 4) -> None:
+    def __init__(
+        self, model: nn.Module, group, loss: Loss = mean_square, total: int = 4, kind: type[Reducer] = Reducer
+    ) -> None:
         self.model = model
         self.loss = loss
         self.total = total
@@ -38,7 +40,7 @@ class Member:
         layout = ExtrasLayout()
         layout.declare("loss")
         parameters = list(model.named_parameters(remove_duplicate=False))
-        self.reducer = Reducer(parameters, layout, 3000, self.notes.append, first_bytes=200)
+        self.reducer = kind(parameters, layout, 3000, self.notes.append, first_bytes=200)
         self.reducer.attach(group)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
