@@ -104,6 +104,13 @@ class Joins(Job):
         if len(group.deaths) >= 2:
             group.admit_s = now + min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (len(group.deaths) - 2))
 
+    def _say_held_back(self, group: Group, now: float) -> list[Action]:
+        held_s = group.admit_s - now
+        if held_s <= 0:
+            return []
+        why = f"lost {len(group.deaths)} times within {FLAPPING_WINDOW_S / 60:.0f} minutes: held back for {held_s:.0f} s"
+        return self._send(group, m.Waiting((group.name,), why, 0))
+
 
 def _unlike(group: Group, other: Group) -> bool:
     """Whether both started with a state, and not with the same."""

@@ -172,7 +172,8 @@ class JobMachine(Changes):
             note = Note("refused", {"group": group.name, "incarnation": group.incarnation, "reason": reason})
             return [note, *self._send(group, m.Refused(reason))]
         group.join, group.joined_s = join, now
-        return [Note("joined", {"group": group.name, "incarnation": group.incarnation})]
+        note = Note("joined", {"group": group.name, "incarnation": group.incarnation})
+        return [note, *self._say_held_back(group, now)]
 
     def _beat(self, group: Group, beat: m.Beat, now: float) -> list[Action]:
         group.steps_on(beat, now)

@@ -135,5 +135,7 @@ def test_a_group_that_died_twice_within_ten_minutes_is_held_back() -> None:
     world.pass_s(1, {"g0": 8, "g1": 8})
     world.arrive("g2/i3")
     assert not world.told("g2/i3", m.Heal)
+    (waiting,) = world.told("g2/i3", m.Waiting)
+    assert (waiting.whom, waiting.why) == (("g2",), "lost 2 times within 10 minutes: held back for 5 s")
     world.pass_s(6, {"g0": 30, "g1": 30, "g2/i3": 0})
     assert world.told("g2/i3", m.Heal)

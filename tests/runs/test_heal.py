@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 
 import pytest
 from facts import Facts
@@ -290,6 +292,30 @@ def test_an_object_of_the_users_own_comes_back_too_and_is_read_on_the_training_t
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ALL)
     assert facts.traces["g2-again"].all("tally-loaded") == [[facts.one(schema.Healed).step]]
     assert facts.traces["g2-again"].all("tally")[-1][1] == STEPS
+
+
+@pytest.mark.timeout(900)
+def test_a_hundred_joins_at_random_moments(job: Job) -> None:
+    """S32: whenever a joiner comes, the state is read between two steps, and whoever was healed has the same bits.
+
+    Every joiner has a name of its own: one that falls again and again is made to wait.
+    """
+    moments, joins, steps = random.Random(32), 100, 6000
+    job.settings.update(groups=3, minimum=2, start_window_s=0.5)
+    job.start_healing(2, register="tally", steps=steps, delay=0.02)
+    for i in range(joins):
+        process = job.start(f"j{i}", **job.heal_options)
+        job.wait_for(schema.Rejoined, 30.0, group=f"j{i}", pid=process.pid)
+        time.sleep(moments.uniform(0.0, 0.3))  # the moment of the kill, which is what is random here
+        os.kill(process.pid or 0, signal.SIGKILL)
+    job.start("last", **job.heal_options)
+    job.await_rejoin("last")
+    facts = job.finish(within_s=240)
+    killed = {f"j{i}" for i in range(joins)}
+    codes = {**dict.fromkeys(killed, -9), "g0": 0, "g1": 0, "last": 0}
+    facts.check_healed(steps, codes, killed, ("g0", "g1", "last"))
+    assert len(facts.all(schema.Rejoined)) == joins + 1
+    assert not [name for name, trace in facts.traces.items() if trace.all("read-at-a-bad-time")]
 
 
 def test_register_refuses_what_cannot_be_copied_with_its_path(job: Job) -> None:
