@@ -108,7 +108,8 @@ class Joins(Job):
         held_s = group.admit_s - now
         if held_s <= 0:
             return []
-        why = f"lost {len(group.deaths)} times within {FLAPPING_WINDOW_S / 60:.0f} minutes: held back for {held_s:.0f} s"
+        minutes = FLAPPING_WINDOW_S / 60
+        why = f"lost {len(group.deaths)} times within {minutes:.0f} minutes: held back for {held_s:.0f} s"
         return self._send(group, m.Waiting((group.name,), why, 0))
 
 
