@@ -5,7 +5,7 @@ The training thread names a step boundary with `begin`: there it reads everythin
 while the next forward and backward run, into memory that was allocated and touched beforehand. Shared state
 changes only in the apply phase, so the training thread calls `Copy.wait` before it: only if the copy is slower
 than the compute does training stand. That nothing changed meanwhile is checked by the tensors' version counters.
-Checksums are computed behind the copy, where nobody waits for them, or earlier by whoever serves the range.
+Checksums are computed with the copy; what came from a device is hashed behind it, or earlier by whoever serves it.
 """
 
 from __future__ import annotations
@@ -15,71 +15,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager.fingerprint import raw_bytes
-from lightkeeper.manager.state.codec import DTYPES
-from lightkeeper.manager.state.layout import ALIGN_BYTES, RANGE_BYTES, Layout, TensorHeader, layout_of
-from lightkeeper.manager.state.memory import touched
+from lightkeeper.manager.state.copying import Memory, Source, copy_all, copy_from_device
+from lightkeeper.manager.state.layout import RANGE_BYTES, Layout, TensorHeader, layout_of
 from lightkeeper.manager.state.registry import UNNAMED, StateRegistry, leaves_in
-from lightkeeper.manager.state.segments import is_direct
 from lightkeeper.manager.state.tree import Leaf
 
 SNAPSHOT_BYTES_MAX = 64 << 30
 _BOUNDARY_BYTES_MAX = 1 << 20  # of one tensor of a user's object, to be copied on the training thread
-_SLICE_BYTES = 16 << 20  # copied at one go
-_SMALL_BYTES = 64 << 10  # of a tensor that is copied together with others
-_SMALL_AT_ONCE = 256
 
 
 class SnapshotFailed(RuntimeError):
     """There is no such snapshot, or there cannot be one; one line says why."""
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A tensor to copy, its version at the boundary, and where its bytes go."""
-
-    tensor: torch.Tensor
-    path: str
-    header: TensorHeader
-    version: int
-
-
-class _Memory:
-    """A buffer that one snapshot after another is written to; its gaps between tensors are zero."""
-
-    def __init__(self, nbytes: int, pinned: bool) -> None:
-        self.data = touched(nbytes, pinned)
-        self.array = self.data.numpy()
-        self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self.data}
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return self.data.numel()
-
-    def target(self, header: TensorHeader) -> torch.Tensor:
-        """The tensor whose bytes lie where the header says."""
-        dtype = DTYPES[header.dtype]
-        whole = self._typed.get(dtype)
-        if whole is None:
-            size = dtype.itemsize
-            whole = self._typed[dtype] = self.data[: self.nbytes // size * size].view(dtype)
-        start = header.offset // dtype.itemsize
-        return whole[start : start + header.nbytes // dtype.itemsize].view(header.shape)
-
-    def clear_gap(self, header: TensorHeader) -> None:
-        """Zero what lies between this tensor and the next: another layout may have written there before."""
-        end = header.offset + header.nbytes
-        if end % ALIGN_BYTES:
-            self.array[end : -(-end // ALIGN_BYTES) * ALIGN_BYTES] = 0
 
 
 class Snapshot:
@@ -91,7 +44,14 @@ class Snapshot:
         seconds: How long the copy took.
     """
 
-    def __init__(self, layout: Layout, memory: _Memory, seconds: float, freed: Callable[[_Memory], None]):
+    def __init__(
+        self,
+        layout: Layout,
+        memory: Memory,
+        checksums: Sequence[str],
+        seconds: float,
+        freed: Callable[[Memory], None],
+    ) -> None:
         self.name = layout.name
         self.layout = layout
         self.seconds = seconds
@@ -99,7 +59,7 @@ class Snapshot:
         self._bytes = raw_bytes(memory.data)[: layout.nbytes].toreadonly()
         self._freed = freed
         self._lock = threading.Lock()
-        self._checksums: list[str | None] = [None] * layout.ranges
+        self._checksums = list[str | None](checksums) or [None] * layout.ranges
         self._fingerprint: str | None = None
         self._readers = 0
         self._released = False
@@ -222,7 +182,7 @@ class Snapshotter:
         self._changed = threading.Condition()
         self._touching = threading.Lock()  # held while memory is claimed, so that none is claimed twice
         self._copies: dict[Entry, Copy] = {}  # newest last
-        self._free: list[_Memory] = []
+        self._free: list[Memory] = []
         self._allocated = 0
         self._pinned = False
 
@@ -329,31 +289,32 @@ class Snapshotter:
             return next(reversed(self._copies.values()), None)
         return self._copies.get(name)
 
-    def _run(self, copy: Copy, layout: Layout, sources: Sequence[_Source], event: Any) -> None:
-        memory: _Memory | None = None
+    def _run(self, copy: Copy, layout: Layout, sources: Sequence[Source], event: Any) -> None:
+        memory: Memory | None = None
         try:
             memory = self._take(layout.nbytes)
             start = time.monotonic()
+            checksums: list[str] = []
             if event is None:
-                _copy_all(sources, memory)
+                checksums = copy_all(sources, memory, layout)
             else:
-                _copy_from_device(sources, memory, event)
+                copy_from_device(sources, memory, event)
             _check_unchanged(sources)
         except BaseException as e:
             if memory is not None:
                 self._give_back(memory)
             copy._end(None, e)
             return
-        snapshot = Snapshot(layout, memory, time.monotonic() - start, self._give_back)
+        snapshot = Snapshot(layout, memory, checksums, time.monotonic() - start, self._give_back)
         copy._end(snapshot, None)
         _hash_behind(snapshot)
 
-    def _take(self, nbytes: int) -> _Memory:
+    def _take(self, nbytes: int) -> Memory:
         """Free memory of at least so many bytes; what is being touched is waited for."""
         with self._touching:
             return self._claim(nbytes)
 
-    def _claim(self, nbytes: int) -> _Memory:
+    def _claim(self, nbytes: int) -> Memory:
         with self._changed:
             fitting = [memory for memory in self._free if memory.nbytes >= nbytes]
             if fitting:
@@ -369,19 +330,19 @@ class Snapshotter:
                 )
             self._allocated += nbytes
         try:
-            return _Memory(nbytes, self._pinned)
+            return Memory(nbytes, self._pinned)
         except BaseException:
             with self._changed:
                 self._allocated -= nbytes
             raise
 
-    def _give_back(self, memory: _Memory) -> None:
+    def _give_back(self, memory: Memory) -> None:
         with self._changed:
             self._free.append(memory)
 
 
 def _hash_behind(snapshot: Snapshot) -> None:
-    """Compute the checksums that no joiner has asked for yet, while nobody waits."""
+    """Compute the checksums that are not known and that no joiner has asked for yet, while nobody waits."""
     for index in range(snapshot.layout.ranges):
         try:
             with snapshot.reading():
@@ -390,14 +351,14 @@ def _hash_behind(snapshot: Snapshot) -> None:
             return
 
 
-def _source(leaf: Leaf, header: TensorHeader, of_user: bool) -> _Source:
+def _source(leaf: Leaf, header: TensorHeader, of_user: bool) -> Source:
     """Small tensors of a user's object are copied here and now: nothing says when the user may change them."""
     small = of_user and header.nbytes <= _BOUNDARY_BYTES_MAX
     tensor = leaf.tensor.detach().clone() if small else leaf.tensor
-    return _Source(tensor, leaf.path, header, _version(tensor))
+    return Source(tensor, leaf.path, header, _version(tensor))
 
 
-def _ignore(memory: _Memory) -> None:
+def _ignore(memory: Memory) -> None:
     del memory
 
 
@@ -405,50 +366,11 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _on_cuda(sources: Sequence[_Source]) -> bool:
+def _on_cuda(sources: Sequence[Source]) -> bool:
     return any(source.tensor.is_cuda for source in sources)
 
 
-def _copy_all(sources: Sequence[_Source], memory: _Memory) -> None:
-    """Copy tensors in host memory: small ones many at a time, large ones on one core without the interpreter lock."""
-    small: list[_Source] = []
-    for source in sources:
-        memory.clear_gap(source.header)
-        if source.header.nbytes > _SMALL_BYTES:
-            _copy_large(source, memory)
-        elif source.header.nbytes:
-            small.append(source)
-    for start in range(0, len(small), _SMALL_AT_ONCE):
-        some = small[start : start + _SMALL_AT_ONCE]
-        with torch.no_grad():
-            torch._foreach_copy_([memory.target(s.header) for s in some], [s.tensor for s in some])
-
-
-def _copy_large(source: _Source, memory: _Memory) -> None:
-    header, tensor = source.header, source.tensor
-    if not is_direct(tensor):
-        memory.target(header).copy_(tensor)
-        return
-    to = memory.array[header.offset : header.offset + header.nbytes]
-    of = np.frombuffer(raw_bytes(tensor), dtype=np.uint8)
-    for start in range(0, header.nbytes, _SLICE_BYTES):
-        np.copyto(to[start : start + _SLICE_BYTES], of[start : start + _SLICE_BYTES])
-
-
-def _copy_from_device(sources: Sequence[_Source], memory: _Memory, event: Any) -> None:
-    """Copy on a stream of its own, which starts when the device has reached the boundary."""
-    side = torch.cuda.Stream()
-    side.wait_event(event)
-    with torch.cuda.stream(side):
-        for source in sources:
-            if source.tensor.is_cuda:
-                memory.clear_gap(source.header)
-                memory.target(source.header).copy_(source.tensor, non_blocking=True)
-    _copy_all([source for source in sources if not source.tensor.is_cuda], memory)
-    side.synchronize()
-
-
-def _check_unchanged(sources: Sequence[_Source]) -> None:
+def _check_unchanged(sources: Sequence[Source]) -> None:
     for source in sources:
         if _version(source.tensor) != source.version:
             raise SnapshotFailed(

@@ -25,14 +25,14 @@ NAME = name_of(2)
 def held(monkeypatch):
     """Copies wait until this is set."""
     go = threading.Event()
-    copy = snapshot_module._copy_all
+    copy = snapshot_module.copy_all
 
-    def held_copy(sources, memory):
+    def held_copy(*args):
         if threading.current_thread() is not threading.main_thread():
             assert go.wait(10)
-        copy(sources, memory)
+        return copy(*args)
 
-    monkeypatch.setattr(snapshot_module, "_copy_all", held_copy)
+    monkeypatch.setattr(snapshot_module, "copy_all", held_copy)
     yield go
     go.set()
 
