@@ -57,10 +57,13 @@ class Joins(Job):
         return actions
 
     def _waits_to_join(self) -> bool:
-        """Whether somebody still needs the entries: a joiner held back, or one taken in that has yet to switch."""
+        """Whether somebody still needs the entries: a joiner held back, one that an earlier lighthouse healed and that
+        has yet to say so again, or one taken in that has yet to switch.
+        """
         number = 0 if self.newest is None else self.newest.epoch.number
         behind = [g for g in self._members() if g.gone is None and (g.beat is None or g.beat.epoch < number)]
-        return bool(behind) or any(g.in_touch and self._member(g.name) is None for g in self._joined())
+        outside = [g for g in self.groups.values() if g.in_touch and g.gone is None and self._member(g.name) is None]
+        return bool(behind) or any(g.join is not None or g.healing is not None for g in outside)
 
     def _boundary(self) -> int:
         """A boundary that no member has passed when the word reaches it; now, if all of them stand."""

@@ -65,6 +65,8 @@ class EntryHolder:
             self._held.notify_all()
         if self._keeps and self._reducer is not None:
             self._history.keep(name, predecessor, self._reducer.entry())
+        else:
+            self._history.passed(name)
 
     def healed(self, name: Entry) -> None:
         """The state was replaced by one whose newest entry has this name."""

@@ -194,11 +194,18 @@ class EntryHistory:
         with self._reading(kept):
             yield kept
 
+    def passed(self, name: Entry) -> None:
+        """An entry was committed that nobody asked to keep: who waits for it must start over."""
+        with self._changed:
+            if self._newest != name:
+                self._drop_all()
+                self._newest = name
+                self._changed.notify_all()
+
     def clear(self) -> None:
         """Drop everything, since no joiner is left; later entries start a new chain."""
         with self._changed:
             self._drop_all()
-            self._newest = None
             self._pool.clear()
             self._changed.notify_all()
 

@@ -220,6 +220,27 @@ def test_a_planned_change_is_still_prepared_after_a_restart() -> None:
     assert world.newest == planned
 
 
+def test_members_keep_the_entries_until_a_group_that_an_earlier_lighthouse_healed_says_it_joins() -> None:
+    world, _ = running()
+    world.die("g2")
+    world.promise("g0", 4)
+    world.promise("g1", 4)
+    membership = world.newest
+    assert membership.groups == ("g0", "g1")
+    world.restart()
+    back(world, membership, "g0", "g1")
+    world.pass_s(1, {"g0": 5, "g1": 5})
+    world.hello("g2/i2", follows=True)
+    world.pass_s(1, {"g0": 5, "g1": 5})
+    assert not world.told("g0", m.Copy)
+    world.join("g2/i2")
+    world.pass_s(1, {"g0": 5, "g1": 5})
+    assert not world.told("g0", m.Copy) and not world.told("g2/i2", m.Heal)
+    world.die("g2/i2")
+    world.pass_s(1, {"g0": 6, "g1": 6})
+    assert [copy.step for copy in world.told("g0", m.Copy)] == [0]
+
+
 def test_a_planned_change_that_came_into_force_meanwhile_is_taken_from_the_members() -> None:
     world, _ = running()
     world.say("g2", m.Leave("SIGTERM"))

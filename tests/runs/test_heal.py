@@ -507,11 +507,11 @@ def test_the_lighthouse_restarts_while_a_group_heals(job: Job, when: str) -> Non
 @pytest.mark.parametrize("who", ["g1", "g0"])
 def test_a_member_misses_the_very_entry_that_takes_the_joiner_in(job: Job, who: str) -> None:
     await_other = {"g0": 1, "g1": 0}[who]
-    job.start_healing(3, fault=KILL_G2, only={who: {"behave": f"miss-activating await:{await_other}"}})
+    job.start_healing(3, fault=KILL_G2, delay=0.1, only={who: {"behave": f"miss-activating await:{await_other}"}})
     job.return_of("g2", behave="slow-follow:150")
     missed = job.folder / f"trace-{who}"
     job.until(lambda: '"missed"' in missed.read_text(), "the entry is missed", 20)
-    job.hurry()
+    job.await_rejoin("g2")
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ALL)
     ((step,),) = facts.traces[who].all("missed")

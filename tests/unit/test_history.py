@@ -145,6 +145,18 @@ def test_clear_starts_anew():
     assert follow(history, 7) == 8
 
 
+def test_who_waits_for_an_entry_that_was_not_kept_is_told():
+    history = filled(range(3))
+    history.clear()
+    with pytest.raises(TimeoutError):
+        follow(history, 2, 0.0)  # the newest: its successor may still be kept
+    history.passed(name_of(3))
+    with pytest.raises(EntryUnavailable):
+        follow(history, 2, 0.0)
+    history.keep(name_of(4), name_of(3), entry(4))
+    assert follow(history, 3) == 4
+
+
 def test_an_entry_is_kept_once():
     history = filled(range(2))
     assert history.keep(name_of(1), name_of(0), entry(7))
