@@ -53,6 +53,9 @@ class Answers:
         self.copy_at: int | None = None
         self.source: m.Heal | None = None
         self.following, self.lost = False, True
+        self.fetching: set[int] = set()  # ranks that were told to take the members' state
+        self.torn = False  # a copy broke off: the state here is neither the old nor the new one
+        self.put_off: m.Prepare | None = None
         self.joiners: frozenset[str] = frozenset()  # groups whose first step the next one is
         self._clock = now
         self._say_after_s = SAY_AFTER_S
@@ -84,6 +87,7 @@ class Answers:
     def _heal_answer(self, rank: int) -> local.Answer | None:
         if self.source is None:
             return None
+        self.fetching.add(rank)
         donors = tuple((member.group, member.ranks[rank]) for member in self.source.donors if rank < len(member.ranks))
         return local.Answer(verdict="heal", source=local.Source(step=self.source.step, donors=donors))
 

@@ -27,7 +27,8 @@ class Follower(Rank):
             try:
                 fetched = self._joiner.fetch(answer.source)
             except TransferFailed as error:
-                answer = self._ask(local.Vote(epoch=0, step=self.page.step, outcome="lost", error=str(error)))
+                vote = local.Vote(epoch=0, step=self.page.step, outcome="lost", error=str(error), torn=error.torn)
+                answer = self._ask(vote)
                 continue
             self._entries.healed(fetched.name)
             self._record.healed(fetched)

@@ -38,6 +38,7 @@ class Joins(Ends):
             return self._answer_waiting(self._recover)  # it was named in a recovery
         if vote.outcome == "lost":
             self.source, self.following, self.lost = None, False, True
+            self.torn = self.torn or vote.torn
             return [Tell(m.Lost(vote.error))]
         if self.lost and vote.outcome != "healed":
             return self._answer_waiting(self._heal_answer)  # another rank needs a fresh copy: all of them take it
@@ -46,7 +47,7 @@ class Joins(Ends):
             return []
         if len({(v.outcome, v.step, v.entry) for v in self.votes.values()}) > 1:
             return self._finish(exits.STOPPED, f"a bug: ranks of a joiner differ at step {vote.step}")
-        self.lost = False
+        self.lost = self.torn = False
         return self._follow(self.votes[0])
 
     def _follow(self, vote: local.Vote) -> list[Action]:

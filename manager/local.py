@@ -58,6 +58,7 @@ class Vote(Message, frozen=True, kw_only=True):
         attempt: counts the tries at the step within the epoch (``again``).
         outcome: ``reduced``, ``again``, ``adopted``, ``closed`` or ``failed``; of a joiner ``healed``, ``followed``,
             ``idle`` (no further entry yet) or ``lost`` (it needs another snapshot).
+        torn: of a joiner that is ``lost``: its state was overwritten in part, so nobody may go on from it.
         entry: after ``healed`` and ``followed``: epoch, term, lighthouse of the newest entry in the state.
         next_total: microbatches of the step after it; 0 if the run ends there.
         activates: number of the prepared epoch whose ready flag every member carries in this entry, 0 if none.
@@ -74,6 +75,7 @@ class Vote(Message, frozen=True, kw_only=True):
     error: str = ""
     suspects: tuple[str, ...] = ()
     entry: tuple[int, int, str] | None = None
+    torn: bool = False
 
 
 class Built(Message, frozen=True, kw_only=True):

@@ -24,6 +24,12 @@ ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
 __all__ = ["GroupMachine", "RankView"]
 
 
+TORN = (
+    "the copy of the members' state broke off half-way and they are gone: the state here is neither the old nor the "
+    "new one; start this group again"
+)
+
+
 class GroupMachine(Votes):
     """The group's side of the protocol: what it is told, by the lighthouse, by its ranks and by the clock."""
 
@@ -94,12 +100,24 @@ class GroupMachine(Votes):
             return self._prepare_planned(prepare.planned)
         if epoch.number < self.promised or (self.known is not None and epoch.number <= self.known.epoch.number):
             return []
+        if self.fetching:
+            self.put_off = prepare  # whether there is a state to go on from shows when the copy has ended
+            return []
+        if self.torn:
+            return self._finish(exits.GAVE_UP, TORN)
         self.promised = epoch.number
         promise = m.Promise(epoch, self.known, tuple(self.prepared), self.last, self.share, self.total)
         if self.following:
             self.prepared, self.built = [], set()  # what was to take this group in is void
         abort = local.Abort(below=epoch.number, reason=f"epoch {epoch.number} is being prepared")
         return [ToRanks(abort), DropKeys(epoch.number), Tell(promise)]
+
+    def _prepare_late(self, now: float) -> list[Action]:
+        """What was asked for while ranks were fetching a state."""
+        if self.fetching or self.put_off is None:
+            return []
+        prepare, self.put_off = self.put_off, None
+        return self._prepare(prepare, now)
 
     def _prepare_planned(self, planned: Membership) -> list[Action]:
         in_force = self.following or (self.known is not None and planned.base == self.known.epoch)
@@ -190,7 +208,8 @@ class GroupMachine(Votes):
         if isinstance(message, local.Ready):
             return actions + self._rank_ready(rank, message, now)
         if isinstance(message, local.Vote):
-            return actions + self._vote(rank, message, now)
+            self.fetching.discard(rank)
+            return actions + self._vote(rank, message, now) + self._prepare_late(now)
         if isinstance(message, local.Built):
             if self.prepared and message.epoch == self.prepared[-1].epoch.number:
                 self.built.add(rank)

@@ -51,12 +51,16 @@ class Target:
         layout: As it came from a donor.
         bytes_max: Bound on the size of the state.
 
+    Attributes:
+        opened: Whether a range was: then the state here may have been overwritten.
+
     Raises:
         StateDoesNotFit: with the names of what does not.
     """
 
     def __init__(self, registry: StateRegistry, layout: Layout, bytes_max: int = STATE_BYTES_MAX) -> None:
         self.layout = layout
+        self.opened = False
         self._registry = registry
         self._visible = {name: _tensors_by_path(name, obj) for name, obj in registry.shared.items()}
         self._own = {leaf.path: leaf.tensor for leaf in leaves_in(registry.capture())}
@@ -80,6 +84,7 @@ class Target:
 
     def open(self, index: int) -> list[memoryview]:
         """Writable memory for the bytes of a range, in order; a range may be opened again."""
+        self.opened = True
         start, end = self.layout.bounds(index)
         pieces = self._segments.pieces(start, end)
         if len(pieces) > _PIECES_MAX:

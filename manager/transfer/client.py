@@ -25,7 +25,13 @@ from lightkeeper.manager.transfer.wire import (
 
 
 class TransferFailed(RuntimeError):
-    """What was asked for could not be fetched whole; one line says why. What it was read into holds nothing of use."""
+    """What was asked for could not be fetched whole; one line says why. What it was read into holds nothing of use.
+
+    Attributes:
+        torn: Whether that is the training state, so that nobody may go on from it.
+    """
+
+    torn = False
 
 
 class NotYet(TransferFailed):

@@ -140,7 +140,8 @@ def fetch_state(
     Raises:
         StateDoesNotFit: it is not one that this rank could hold; nothing was overwritten.
         StartOver: no donor holds the state of this name any more.
-        TransferFailed: it could not be fetched whole, with the last cause; the state here is of no use then.
+        TransferFailed: it could not be fetched whole, with the last cause; `torn` says whether the state here is of no
+            use any more.
     """
     started = time.monotonic()
     asked = _ask_all(donors, token, name, options, started + options.timeout_s)
@@ -148,19 +149,27 @@ def fetch_state(
         note(f"{address} is no donor: {cause}")
     target = Target(registry, asked.layout, options.bytes_max)
     transfer = _Transfer(asked, token, target, options, started)
-    transfer.run(on_progress, note)
-    fingerprint = transfer.agreed_fingerprint(note)
-    target.finish()
     try:
-        target.verify(fingerprint, None if options.verify == "all" else transfer.checksums)
-    except StateDoesNotFit as e:
-        raise TransferFailed(str(e)) from e
+        transfer.run(on_progress, note)
+        fingerprint = transfer.agreed_fingerprint(note)
+        target.finish()
+        _verify(target, fingerprint, None if options.verify == "all" else transfer.checksums)
+    except TransferFailed as e:
+        e.torn = target.opened
+        raise
     fetched = transfer.result(fingerprint)
     note(
         f"fetched the state of {fetched.name}: {fetched.nbytes / _MIB:.0f} MiB in {fetched.seconds:.2f} s, "
         f"{fetched.mib_per_s:.0f} MiB/s, from {len(fetched.by_donor)} donors"
     )
     return fetched
+
+
+def _verify(target: Target, fingerprint: str, checksums: Sequence[str] | None) -> None:
+    try:
+        target.verify(fingerprint, checksums)
+    except StateDoesNotFit as e:
+        raise TransferFailed(str(e)) from e
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Entry, Member
-from lightkeeper.manager import local
+from lightkeeper.manager import exits, local
 from tests.machines.groupworld import TOTAL, GroupWorld, epoch
 from tests.machines.world import World
 
@@ -52,6 +52,33 @@ def member(ranks: int = 1) -> GroupWorld:
 
 
 # ---------------------------------------------------------------- the joiner
+
+
+def test_who_holds_half_a_state_does_not_go_on_from_it() -> None:
+    """The members died while their state was on its way here, and the job would begin anew with this group."""
+    world = joiner()
+    joiner_votes(world, "lost", 0, torn=True, error="connection reset")
+    world.prepare(2)
+    assert not world.said(m.Promise)
+    assert world.ended[0].exit_code == exits.GAVE_UP and "broke off half-way" in world.ended[0].reason
+
+
+def test_a_promise_waits_for_the_end_of_a_copy() -> None:
+    for torn in (True, False):
+        world = joiner()
+        world.prepare(2)
+        assert not world.said(m.Promise) and not world.ended
+        joiner_votes(world, "lost", 0, torn=torn, error="connection reset")
+        assert bool(world.ended) == torn and bool(world.said(m.Promise)) != torn
+
+
+def test_a_whole_copy_mends_half_of_one() -> None:
+    world = joiner()
+    joiner_votes(world, "lost", 0, torn=True, error="connection reset")
+    world.hears(m.Heal(9, donors("g0", "g2")))
+    joiner_votes(world, "healed", 9)
+    world.prepare(2)
+    assert world.said(m.Promise) and not world.ended
 
 
 @RANKS

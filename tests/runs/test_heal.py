@@ -12,6 +12,7 @@ from facts import Facts
 from harness import Job
 
 from lightkeeper.events import schema
+from lightkeeper.manager import exits
 
 AT = 5
 STEPS = 150
@@ -161,6 +162,26 @@ def test_donors_that_cannot_be_reached_are_asked_again_with_a_breath_between(job
     facts = job.finish()
     assert (facts.codes["g0"], facts.codes["g1"], facts.codes["g2-again"]) == (0, 0, 0)
     assert len(facts.all(schema.HealFailed)) < 30
+
+
+def test_half_a_state_is_never_trained_on(job: Job) -> None:
+    """The only donor dies in mid-copy and both start again: who holds a mix of old and new tensors ends, saying why."""
+    large = {"width": 2400}  # 69 MB of state: five ranges
+    job.start_healing(2, fault="kill:g1:compute:5", only={"g0": {"behave": "slow-sending:500"}}, **large)
+    job.return_of("g1")
+    donor = job.folder / "trace-g0"
+    job.until(lambda: donor.read_text().count('"sends"') >= 4, "half of the state is sent", 60)
+    os.kill(job.trainers["g0"].pid or 0, signal.SIGKILL)
+    job.return_of("g0")
+    assert job.wait("g1-again", within_s=60)["g1-again"] == -9
+    job.wait_for(schema.ProcessEnded, process="manager g1", exit_code=exits.GAVE_UP)
+    assert "broke off half-way" in job.said("g1-again")
+    job.return_of("g1")
+    job.hurry()
+    facts = job.finish()
+    assert {facts.codes[name] for name in ("g0-again", "g1-again-again")} == {0}
+    ends = [facts.traces[name].all("done")[0][0] for name in ("g0-again", "g1-again-again")]
+    assert ends[0] == ends[1] and {"g0", "g1"} <= set(facts.lost)
 
 
 def test_the_only_donor_of_two_dies_while_it_sends(job: Job) -> None:

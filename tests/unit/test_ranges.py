@@ -203,8 +203,9 @@ def test_all_donors_gone_names_the_last_cause(donors):
     relays = [Relay(d, lambda data, passed: passed < 12_000) for d in donors]
     with pytest.raises(
         TransferFailed, match=r"step 4 of e3.*no donor is left; the last: 127\.0\.0\.1.*ended early|reset"
-    ):
+    ) as failed:
         fetch([r.address for r in relays], Training(1))
+    assert failed.value.torn
     for relay in relays:
         relay.close()
 
@@ -304,8 +305,9 @@ def test_a_state_that_does_not_fit_is_named_and_nothing_is_overwritten(donors):
 
 
 def test_no_donor_at_all():
-    with pytest.raises(TransferFailed, match="none was named"):
+    with pytest.raises(TransferFailed, match="none was named") as failed:
         fetch([], Training(1))
+    assert not failed.value.torn
     with pytest.raises(TransferFailed, match=r"127\.0\.0\.1:1: .*refused"):
         fetch(["127.0.0.1:1"], Training(1))
 
