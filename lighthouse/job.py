@@ -101,7 +101,8 @@ class Job:
             if group.gone is not None:
                 return f"{group.name}: {group.gone.cause}"
         if len(self._members()) < len(self.newest.members):
-            return "a member's place was taken by another incarnation of its group"
+            names = [member.group for member in self.newest.members if self._member(member.group) is None]
+            return f"{', '.join(names)}: its process ended and the group was started again"
         for group in self._members():
             if group.failed is not None:
                 return f"{group.name} reported: {group.failed.error}"

@@ -111,7 +111,7 @@ class LighthouseLog:
             try:
                 record = json.loads(line)
                 if record["kind"] == "term":
-                    Term(record["number"], record["lighthouse"])
+                    _term_in(record["number"], record["lighthouse"])
                 else:
                     _decode(record)
             except (ValueError, KeyError, TypeError) as error:
@@ -121,10 +121,14 @@ class LighthouseLog:
         return records
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+        except OSError as error:
+            raise LogError(f"cannot write the lighthouse log {self._file.name}: {error.strerror}") from error
 
 
 def _encode(record: Record) -> dict[str, Any]:
@@ -138,7 +142,7 @@ def _encode(record: Record) -> dict[str, Any]:
 
 def _decode(raw: dict[str, Any]) -> Record:
     if raw["kind"] == "promised":
-        return Promised(raw["number"], None if raw["planned"] is None else _membership_in(raw["planned"]))
+        return Promised(_number(raw["number"]), None if raw["planned"] is None else _membership_in(raw["planned"]))
     if raw["kind"] == "activated":
         return Activated(_membership_in(raw["membership"]))
     if raw["kind"] == "ended":
@@ -151,7 +155,19 @@ def _epoch_out(epoch: Epoch) -> list[Any]:
 
 
 def _epoch_in(raw: list[Any]) -> Epoch:
-    return Epoch(raw[0], Term(raw[1], raw[2]))
+    return Epoch(_number(raw[0]), _term_in(raw[1], raw[2]))
+
+
+def _term_in(number: Any, lighthouse: Any) -> Term:
+    if not isinstance(lighthouse, str):
+        raise TypeError(f"{lighthouse!r} is no lighthouse's name")
+    return Term(_number(number), lighthouse)
+
+
+def _number(raw: Any) -> int:
+    if type(raw) is not int:
+        raise TypeError(f"{raw!r} is no number")
+    return raw
 
 
 def _membership_out(membership: Membership) -> dict[str, Any]:

@@ -71,6 +71,16 @@ class JobMachine(Changes):
                 group.heard = max(group.heard, now)
                 group.beat = None  # what it said of waiting and of stopped ranks is as old
 
+    def _replaced(self, former: Group | None) -> list[Action]:
+        """A member that nobody missed yet has been started anew: the one before is lost."""
+        if former is None or former.gone is not None or self.newest is None:
+            return []
+        if self.newest.slot_of(former.name, former.incarnation) is None:
+            return []
+        phase, step = (former.beat.phase, former.beat.step) if former.beat else ("", 0)
+        former.gone = Gone("its process ended and the group was started again", "stream", phase, step)
+        return [self._lost_note(former)]
+
     def _returns(self, group: Group) -> bool:
         """Whether a group that was called gone for its silence is back before that had consequences."""
         assert group.gone is not None
@@ -96,6 +106,7 @@ class JobMachine(Changes):
         if current is None or current.incarnation != hello.incarnation:
             former, current = current, Group(hello.group, hello.incarnation, heard=now)
             self.groups[hello.group] = current
+            actions += self._replaced(former)
             self._hold_back(current, former, now)
         elif current.connection is not None:
             actions.append(Close(current.connection))

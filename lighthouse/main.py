@@ -90,6 +90,7 @@ async def _serve(options: Options, events: EventLog | None) -> int:
                 ended.result()
     finally:
         ticks.cancel()
+        await service.end_streams()
         await server.stop(grace=0.2)
         log.close()
     return 0

@@ -15,14 +15,16 @@ from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Rise, Send
 from lightkeeper.lighthouse.codec import unwrap, wrap
-from lightkeeper.lighthouse.log import JobHistory, LighthouseLog, LogError
+from lightkeeper.lighthouse.log import JobHistory, LighthouseLog
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
 from lightkeeper.lighthouse.notes import event
 from lightkeeper.lighthouse.status import status
 from lightkeeper.protos import lighthouse_pb2_grpc
 from lightkeeper.wire import JOB_KEY, authorised
+from lightkeeper.words import Seldom
 
 OUTBOX_MAX = 1_000
+STREAMS_END_S = 0.5
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -67,6 +69,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         self.streams: dict[int, Stream] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting: dict[str, tuple[str, float]] = {}
+        self._seldom = Seldom()
         self._next = 0
         for job, history in log.jobs.items():
             self.jobs[job] = JobMachine(job, log.term, history, bounds, time.monotonic())
@@ -98,6 +101,14 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         assert machine is not None
         return status(machine, time.monotonic())
 
+    async def end_streams(self) -> None:
+        """Lets every manager's stream end in good order, before the server breaks it off."""
+        for stream in self.streams.values():
+            stream.put(None)
+        until = time.monotonic() + STREAMS_END_S
+        while self.streams and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+
     async def run_ticks(self) -> None:
         """Time passes for the machines, for ever."""
         while True:
@@ -109,8 +120,9 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
 
     async def _authorise(self, context: Context, what: str) -> None:
         if not authorised(context.invocation_metadata(), self.token):
-            self._write_event(Unauthorised(peer=context.peer(), what=what))
-            self.say(f"refused {context.peer()}: wrong or missing token")
+            if (line := self._seldom.lets(f"refused {context.peer()}: wrong or missing token")) is not None:
+                self._write_event(Unauthorised(peer=context.peer(), what=what))
+                self.say(line)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
 
     async def _read(self, number: int, stream: Stream, requests: AsyncIterator[Any], peer: str) -> None:
@@ -172,10 +184,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
                 for machine in self.jobs.values():
                     machine.term = self.log.term
             elif isinstance(action, Promised | Activated | Ended):
-                try:
-                    self.log.append(job, action)
-                except OSError as error:  # what is not on disk must not be spoken of
-                    raise LogError(f"cannot write the lighthouse log: {error.strerror}") from error
+                self.log.append(job, action)  # raises if it cannot: what is not on disk must not be spoken of
 
     def _write_event(self, entry: Any, job: str = "") -> None:
         if self.events is not None:

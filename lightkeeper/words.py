@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 
 
 def say(line: str, stdout: bool = False) -> None:
@@ -11,3 +13,29 @@ def say(line: str, stdout: bool = False) -> None:
         print(line, file=sys.stdout if stdout else sys.stderr, flush=True)
     except (OSError, ValueError):  # ValueError: the stream is closed
         pass
+
+
+class Seldom:
+    """Lets a few lines a second through, so that a flood of what they tell of does not fill the disk.
+
+    Args:
+        per_s: How many.
+    """
+
+    def __init__(self, per_s: int = 5) -> None:
+        self._per_s = per_s
+        self._lock = threading.Lock()
+        self._since, self._said, self._left_out = 0.0, 0, 0
+
+    def lets(self, line: str) -> str | None:
+        """The line, with how many were left out before it; None if it is left out itself."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._since >= 1.0:
+                self._since, self._said = now, 0
+            if self._said >= self._per_s:
+                self._left_out += 1
+                return None
+            self._said += 1
+            left_out, self._left_out = self._left_out, 0
+        return line if not left_out else f"{line} (and {left_out} more that were left out)"

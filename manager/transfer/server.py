@@ -28,10 +28,13 @@ from lightkeeper.manager.transfer.wire import (
     part_names,
     parts_to_json,
 )
+from lightkeeper.words import Seldom
 
 __all__ = ["EntryServer", "Refused", "TransferServer"]
 
 WAIT_S_MAX = 60.0  # for an entry that is not there yet
+HELLO_S = 5.0  # within which a connection shows the token
+STRANGERS_MAX = 64  # connections that have not; the oldest makes room for a new one
 
 
 class TransferServer:
@@ -44,7 +47,7 @@ class TransferServer:
         host: Address to listen on.
         port: Port, 0 for a free one.
         timeout_s: Bound on one request with its reply, and on the wait for the next, in seconds.
-        connections_max: Bound on connections at one time; more are turned away.
+        connections_max: Bound on transfers at one time; more are turned away.
 
     Raises:
         OSError: the address cannot be bound.
@@ -62,7 +65,9 @@ class TransferServer:
     ) -> None:
         self._token = token.encode()
         self._provider = provider
-        self._refused = refused
+        self._note, self._seldom = refused, Seldom()
+        self._strangers: dict[socket.socket, None] = {}  # have not shown the token yet; oldest first
+        self._lock = threading.Lock()
         self._timeout_s = timeout_s
         self._free = threading.Semaphore(connections_max)
         self._closed = False
@@ -98,28 +103,47 @@ class TransferServer:
                     self._refused(f"the transfer server stopped listening: {e}")
                 return
             name = f"{peer[0]}:{peer[1]}"
-            if not self._free.acquire(blocking=False):
-                self._refused(f"{name} was turned away: too many transfers at one time")
-                sock.close()
-                continue
+            with self._lock:
+                self._strangers[sock] = None
+                if len(self._strangers) > STRANGERS_MAX:
+                    _shut_down(next(iter(self._strangers)))
             threading.Thread(target=self._serve, args=(sock, name), name=f"serve {name}", daemon=True).start()
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         try:
-            with Connection(sock, self._timeout_s) as connection:
-                self._converse(connection, peer)
+            with Connection(sock, min(self._timeout_s, HELLO_S)) as connection:
+                try:
+                    known = self._greet(connection, peer)
+                finally:
+                    with self._lock:
+                        self._strangers.pop(sock, None)
+                if known and self._free.acquire(blocking=False):
+                    try:
+                        self._converse(connection)
+                    finally:
+                        self._free.release()
+                elif known:
+                    self._refused(f"{peer} was turned away: too many transfers at one time")
+                    connection.send_header({"refused": "too many transfers at one time"})
         except (WireError, OSError) as e:
             self._refused(f"transfer to {peer} broke off: {e}")
-        finally:
-            self._free.release()
 
-    def _converse(self, connection: Connection, peer: str) -> None:
+    def _refused(self, line: str) -> None:
+        if (said := self._seldom.lets(line)) is not None:
+            self._note(said)
+
+    def _greet(self, connection: Connection, peer: str) -> bool:
+        """Whether the peer shows the token."""
         hello = connection.receive_header(HELLO_MAX)
         shown = hello.get("token")
-        if not isinstance(shown, str) or not hmac.compare_digest(shown.encode(), self._token):
+        known = isinstance(shown, str) and hmac.compare_digest(shown.encode(errors="replace"), self._token)
+        if not known:
             self._refused(f"{peer} was refused: {'no' if shown is None else 'a wrong'} job token")
             connection.send_header({"refused": "the job token is missing or wrong"})
-            return
+        return known
+
+    def _converse(self, connection: Connection) -> None:
+        connection.renew(self._timeout_s)
         connection.send_header({"welcome": True})
         self._answer(connection, connection.receive_header())
         while not self._closed:
@@ -213,6 +237,13 @@ def _send_layout(connection: Connection, snapshot: Snapshot) -> None:
         "digest": snapshot.layout.digest,
     }
     connection.send_header(header, memoryview(text))
+
+
+def _shut_down(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)  # whoever reads from it is told
+    except OSError:
+        pass
 
 
 def _send_range(connection: Connection, snapshot: Snapshot, index: Any) -> None:

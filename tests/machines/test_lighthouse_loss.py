@@ -30,6 +30,20 @@ def test_a_killed_trainer_is_left_out_at_once_and_named() -> None:
     assert world.shares("g1") == {"g0": (*range(8), *range(16, 20)), "g1": (*range(8, 16), *range(20, 24))}
 
 
+def test_a_member_that_is_started_again_before_anybody_missed_it_is_lost_and_named() -> None:
+    world = World(3)
+    world.start()
+    world.cut("g1")
+    world.pass_s(3, {"g0": 3, "g2": 3})
+    world.arrive("g1/i2")
+    (lost,) = world.noted("group_lost")
+    assert (lost["group"], lost["incarnation"]) == ("g1", "i1")
+    world.promise("g0", 3)
+    world.promise("g2", 3)
+    assert world.newest.groups == ("g0", "g2")
+    assert world.activate("g0").cause == "g1: its process ended and the group was started again"
+
+
 def test_a_report_before_the_death_first_asks_all_and_then_the_rest() -> None:
     world = World()
     world.start()

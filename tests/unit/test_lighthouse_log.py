@@ -164,5 +164,5 @@ def test_a_record_that_cannot_be_written_is_not_silent(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(LogError, match="cannot write the lighthouse log .*: No space left"):
         log.append("a", Promised(1))

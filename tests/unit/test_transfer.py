@@ -15,8 +15,8 @@ import torch
 
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
 from lightkeeper.manager.transfer import server as server_module
-from lightkeeper.manager.transfer.client import TransferFailed, fetch_entry
-from lightkeeper.manager.transfer.server import EntryServer, Refused
+from lightkeeper.manager.transfer.client import TransferFailed, connect, fetch_entry
+from lightkeeper.manager.transfer.server import STRANGERS_MAX, EntryServer, Refused
 from lightkeeper.manager.transfer.wire import HEADER_MAX, HELLO_MAX, MAGIC
 
 NAME = Entry(Epoch(3, Term(1, "lh-a")), 7)
@@ -248,15 +248,11 @@ def donor_address_after_close(donor: Donor) -> str:
 def test_a_peer_that_stalls_is_cut_off_and_too_many_are_turned_away():
     made = Donor(timeout_s=0.3, connections_max=1)
     try:
-        host, _, port = made.server.address.rpartition(":")
-        with socket.create_connection((host, int(port))) as stalled:
-            started = threading.Event()
-            wait_for_thread(started)
-            with pytest.raises(TransferFailed):
+        with connect(made.server.address, "secret", 5.0) as stalled:
+            with pytest.raises(TransferFailed, match="too many transfers"):
                 fetch_entry(made.server.address, "secret", NAME, into(), 5.0)
             assert any("too many transfers" in line for line in made.refusals)
-            stalled.settimeout(5.0)
-            assert stalled.recv(1) == b""
+            assert stalled.ended()
         made.told.clear()
         target = into()
         fetch_until_free(made, target)
@@ -265,9 +261,28 @@ def test_a_peer_that_stalls_is_cut_off_and_too_many_are_turned_away():
         made.server.close()
 
 
-def wait_for_thread(started: threading.Event) -> None:
-    while not any(t.name.startswith("serve ") for t in threading.enumerate()):
-        started.wait(0.002)
+def test_connections_that_show_no_token_keep_nobody_out():
+    made = Donor(timeout_s=30.0, connections_max=1)
+    host, _, port = made.server.address.rpartition(":")
+    with contextlib.ExitStack() as held:
+        silent = [held.enter_context(socket.create_connection((host, int(port)))) for _ in range(STRANGERS_MAX + 8)]
+        held.callback(made.server.close)
+        target = into()
+        fetch_entry(made.server.address, "secret", NAME, target, 5.0)
+        assert torch.equal(target[0], made.held[0])
+        silent[0].settimeout(5.0)
+        assert silent[0].recv(1) == b"", "the oldest made room"
+
+
+def test_a_flood_of_refusals_is_told_of_seldom():
+    made = Donor(timeout_s=5.0)
+    try:
+        for _ in range(60):
+            with pytest.raises(TransferFailed):
+                fetch_entry(made.server.address, "\ud800", NAME, into(), 5.0)
+    finally:
+        made.server.close()
+    assert 1 <= len(made.refusals) < 60
 
 
 def fetch_until_free(made: Donor, target: list[torch.Tensor]) -> None:
