@@ -102,8 +102,16 @@ def read_run(run: str | Path) -> RunLog:
         tail = _Tail(path)
         log.events.extend(tail.read(final=True))
         log.torn.extend(tail.torn)
-    log.events = in_order(log.events)
+    log.events = in_order(_of_its_groups(log.events))
     return log
+
+
+def _of_its_groups(events: list[Event]) -> list[Event]:
+    """Without what a lighthouse said of other jobs than those whose groups wrote here: it may serve several."""
+    jobs = {event.job for event in events if event.process != "lighthouse"}
+    if not jobs:
+        return events
+    return [event for event in events if event.process != "lighthouse" or event.job in ("", *jobs)]
 
 
 def in_order(events: list[Event]) -> list[Event]:

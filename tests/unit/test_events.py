@@ -283,3 +283,11 @@ def test_user_error_round_trip(tmp_path: Path) -> None:
     (event,) = read_run(tmp_path).events
     assert isinstance(event, UserError)
     assert event.traceback == "line\n\x00"
+
+
+def test_what_a_shared_lighthouse_says_of_other_jobs_is_left_out(tmp_path: Path) -> None:
+    EventLog(tmp_path, "manager g0", job="mine", group="g0").write(Committed(step=0, epoch=1, total=1))
+    for job in ("mine", "theirs", ""):
+        EventLog(tmp_path, "lighthouse", job=job).write(GroupLost(group=f"of {job}", cause="x", detected_by="stream"))
+    lost = {event.group for event in read_run(tmp_path).events if isinstance(event, GroupLost)}
+    assert lost == {"of mine", "of "}
