@@ -49,6 +49,8 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: with one line that says what is expected.
     """
     host, separator, port = address.rpartition(":")
+    if "/" in host:
+        raise ValueError(f"{address!r} is a URL: give HOST:PORT")
     if not separator or not port.isdigit() or not 0 <= int(port) < 65_536:
         raise ValueError(f"{address!r} is not an address of the form HOST:PORT")
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -22,8 +22,8 @@ MEMBERS_MAX = 1 << 12
 _EXACT = 1 << 53  # integers up to here are exact in a float64
 _STEP_MASK = (1 << 20) - 1  # of the step number, whose squares are summed too
 
-_HEAD = 8  # runtime extras before the presence flags
-_MEMBERS, _STEP, _STEP2, _COUNT, _HASHES, _READY, _READY2, _AGAIN = range(_HEAD)
+_HEAD = 10  # runtime extras before the presence flags
+_MEMBERS, _STEP, _STEP2, _COUNT, _HASHES, _READY, _READY2, _AGAIN, _SETTINGS, _SETTINGS2 = range(_HEAD)
 _DTYPES = (torch.float32, torch.float64, torch.int64)
 
 
@@ -149,6 +149,7 @@ class Part:
     presence: Sequence[bool]
     ready: int = 0
     again: bool = False
+    settings: int = 0  # 16-bit hash of what every member's optimizer must have alike
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ class Total:
     ready: int  # the epoch number that all members carry, or 0
     again: int  # members that ask for another reduce
     presence: tuple[bool, ...]
+    alike: bool = True  # whether all members carry the same settings
     user: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -185,6 +187,7 @@ def pack(layout: ExtrasLayout, part: Part, sums: Mapping[str, torch.Tensor], int
     step = part.step & _STEP_MASK
     hashes = sum(microbatch_hash(part.step, k) for k in part.microbatches)
     head = [1, step, step * step, len(part.microbatches), hashes, part.ready, part.ready**2, part.again]
+    head += [part.settings, part.settings**2]
     numbers = [float(x) for x in head]
     numbers.extend(map(float, part.presence))
     staged = torch.zeros(layout.numel, dtype=torch.float64)
@@ -218,6 +221,7 @@ def unpack(layout: ExtrasLayout, vector: torch.Tensor) -> Total:
         hash_sum=head[_HASHES],
         ready=head[_READY] // members if same and members else 0,
         again=head[_AGAIN],
+        alike=head[_SETTINGS] ** 2 == members * head[_SETTINGS2],
         presence=tuple(x > 0 for x in host[_HEAD : _HEAD + layout.parameters].tolist()),
         user=user,
     )

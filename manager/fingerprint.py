@@ -62,6 +62,22 @@ def signature(modules: Modules, optimizers: Optimizers = ()) -> dict[str, str]:
     return found
 
 
+def settings_hash(optimizers: Optimizers) -> int:
+    """16-bit hash of the learning rates and the other settings of `optimizers` as they are now.
+
+    Settings in a device's memory are left out: reading them would wait for the device.
+    """
+    text = [
+        (key, float(value) if isinstance(value, torch.Tensor) else value)
+        for _, optimizer in _named_optimizers(optimizers)
+        for group in optimizer.param_groups
+        for key, value in sorted(group.items())
+        if isinstance(value, bool | int | float | str | tuple)
+        or (isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu")
+    ]
+    return xxhash.xxh32_intdigest(repr(text).encode()) & 0xFFFF
+
+
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a dense tensor of any dtype, in row-major order; not copied if it lies so on the CPU.
 

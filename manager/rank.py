@@ -77,6 +77,7 @@ class Rank:
         self.seed, self.rank = seed, int(os.environ.get("RANK", "0"))
         self.model, self.optimizer = model, optimizer
         self._parameters = _named_parameters(model)
+        _check_optimizers(optimizer, self._parameters)
         self._layout = ExtrasLayout()
         for name, given in (extras or {}).items():
             self._layout.declare(name, *_shape_and_dtype(given))
@@ -292,6 +293,18 @@ class _Pushes:
     def __init__(self, epochs: Epochs, entries: EntryHolder) -> None:
         self.abort, self.build = epochs.abort, epochs.build
         self.touch, self.release = entries.touch, entries.release
+
+
+def _check_optimizers(optimizers: Optimizers, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+    known = {id(parameter) for _, parameter in parameters}
+    for optimizer in [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
+        given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        strange = [p for p in given if id(p) not in known]
+        if strange:
+            raise UsageError(
+                f"{type(optimizer).__name__} updates {len(strange)} parameters (of {len(given)}) that are not the "
+                "model's: nobody would reduce their gradients; give Manager every module that is trained"
+            )
 
 
 def _register(registry: StateRegistry, name: str, given: Any, exclude: Sequence[str] = ()) -> None:

@@ -37,6 +37,7 @@ class StepRecord:
                 settings.run_folder, name, job=settings.job, group=settings.group, incarnation=incarnation
             )
         self._ended_s = time.monotonic()
+        self._settings_differ = False
         self._start()
 
     def _start(self) -> None:
@@ -169,6 +170,17 @@ class StepRecord:
         if "was refused" in line:
             self.write(schema.Unauthorised(peer="a transfer connection", what=line))
         say(f"lightkeeper: {line}")
+
+    def settings_differ(self, step: int) -> None:
+        """The members' optimizers do not have the same settings in a step; said once."""
+        if self._settings_differ:
+            return
+        self._settings_differ = True
+        self.write(schema.Diverged(step=step, fingerprint="settings"))
+        say(
+            f"lightkeeper: step {step}: the groups' optimizers do NOT have the same learning rate and settings, and go "
+            "apart from here; is a scheduler, or something else that sets them, not given to manager.register()?"
+        )
 
     def diverged(self, steps: int, digest: str) -> None:
         """The members do not hold the same state at the end."""

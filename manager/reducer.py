@@ -78,6 +78,7 @@ class Reducer:
         bucket_bytes: A bucket is full when it has at least so many bytes.
         note: Takes one line for the log.
         first_bytes: The same for the first bucket.
+        settings: Gives the 16-bit hash of what the members' optimizers must have alike in a step.
 
     Raises:
         ValueError: no parameter requires a gradient.
@@ -90,12 +91,14 @@ class Reducer:
         bucket_bytes: int = BUCKET_BYTES,
         note: Note = lambda line: None,
         first_bytes: int = FIRST_BUCKET_BYTES,
+        settings: Callable[[], int] = lambda: 0,
     ) -> None:
         self._slots = _once_each(parameters)
         if not self._slots:
             raise ValueError("no parameter requires a gradient: there is nothing to reduce")
         self._layout = layout
         self._note = note
+        self._settings = settings
         self._buckets = plan(self._slots, bucket_bytes, first_bytes)
         self._bucket_of = _invert(self._buckets, len(self._slots))
         self._overlap = Overlap(self._bucket_of, len(self._buckets))
@@ -309,7 +312,7 @@ class Reducer:
         assert self._group is not None and self._extras is not None
         self._entry_whole = False
         presence = [slot.parameter.grad is not None for slot in self._slots]
-        part = Part(self._step, self._microbatches, presence, ready, self._again)
+        part = Part(self._step, self._microbatches, presence, ready, self._again, self._settings())
         pack(self._layout, part, self._contributions.sums, self._extras)
         self._pending.append(self._group.all_reduce(self._extras))
 

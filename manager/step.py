@@ -123,7 +123,10 @@ class Step:
     def reduced(self) -> Mapping[str, torch.Tensor]:
         """The declared extras, summed over all groups; the same bits in every group."""
         if self._reduced is None:
-            raise LoopError(f"step {self.index}: `reduced` is known after the inner loop only")
+            raise LoopError(
+                f"step {self.index}: `reduced` is known once the loop over step.microbatches() has run to its end; was "
+                "it left early (break, return), or not run?"
+            )
         return self._reduced
 
     # ------------------------------------------------------------ rules

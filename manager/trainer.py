@@ -12,7 +12,7 @@ from torch import nn
 from lightkeeper.errors import UsageError
 from lightkeeper.manager import local
 from lightkeeper.manager.entries import entry_in
-from lightkeeper.manager.fingerprint import fingerprint, signature
+from lightkeeper.manager.fingerprint import fingerprint, settings_hash, signature
 from lightkeeper.manager.fold import chosen_reducer
 from lightkeeper.manager.follower import Follower
 from lightkeeper.manager.groups import GroupFailed
@@ -20,6 +20,7 @@ from lightkeeper.manager.joining import WAIT_S
 from lightkeeper.manager.rank import JobStopped, Microbatches
 from lightkeeper.manager.reducer import NotTraining
 from lightkeeper.manager.step import LoopError, Step
+from lightkeeper.words import say
 
 
 class Manager(Follower):
@@ -133,6 +134,7 @@ class Manager(Follower):
         if self._left:
             self._epochs.retire(1 << 62, self.settings.form_timeout_s, wait=True)
             self._record.left(f"before step {index}")
+            say(f"lightkeeper: this group leaves before step {index}, as asked; the others go on to step {self._until}")
             self._close()
             return
         self._until = index
@@ -190,6 +192,8 @@ class Manager(Follower):
             outcome = self._reducer.reduce(self._ready, self.settings.reduce_timeout_s)
             if outcome.problem is not None:
                 raise LoopError(f"step {step.index}: the entry is wrong and is not committed: {outcome.problem}")
+            if not outcome.total.alike:
+                self._record.settings_differ(step.index)
             self._outcome = outcome
             self._reduced_as = entry_in(self._plan, step.index) if outcome.kind == "reduced" else None
             vote = self._vote_for(outcome.kind)
@@ -246,6 +250,7 @@ class Manager(Follower):
             self._layout,
             int(self.settings.bucket_mb * (1 << 20)),
             note=self._record.overlap,
+            settings=lambda: settings_hash(self.optimizer),
         )
         self._entries.serve(self._reducer)
         self._enter("join", 0)
@@ -267,6 +272,7 @@ class Manager(Follower):
         found["ranks"] = str(self.settings.ranks)
         found["bucket_mb"] = str(self.settings.bucket_mb)
         found["reduction"] = type(self._reducer).__name__
+        found["registered"] = ", ".join(self._registry.shared)
         found["torch"] = str(torch.__version__)
         return found
 

@@ -273,7 +273,7 @@ def healing(o: dict[str, Any]) -> None:
     schedule = schedule_of(o, optimizer)
     tally = Tally(trace)
     manager = lightkeeper.Manager(model, optimizer, seed=o["seed"], extras={"loss": ()})
-    if schedule is not None:
+    if schedule is not None and "forget-schedule" not in o["behave"]:
         manager.register("schedule", schedule)
     if o["register"] == "tally":
         manager.register("tally", tally)

@@ -40,6 +40,13 @@ def part(step=5, microbatches=(0, 1), presence=(True, False, False), ready=0, ag
     return Part(step, microbatches, presence, ready, again)
 
 
+@pytest.mark.parametrize(("settings", "alike"), [((7, 7, 7), True), ((7, 7, 8), False), ((0, 2, 1), False)])
+def test_members_see_whether_their_optimizers_are_set_alike(settings: tuple[int, ...], alike: bool):
+    made = layout()
+    total = reduced(made, *(Part(3, [], [], settings=one) for one in settings))
+    assert total.alike == alike
+
+
 def test_a_right_entry_passes():
     total = reduced(layout(), part(), part(microbatches=[2, 3], presence=[False, False, True]))
     assert check(total, 5, 4, 2) is None

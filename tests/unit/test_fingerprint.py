@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightkeeper.manager.fingerprint import fingerprint, raw_bytes, signature
+from lightkeeper.manager.fingerprint import fingerprint, raw_bytes, settings_hash, signature
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -99,3 +99,14 @@ def test_signature_names_shapes_and_settings_but_no_values():
     scheduled = signature(model, optimizer)
     optimizer.param_groups[0]["lr"] = 1e-9  # the schedule has moved on
     assert signature(model, optimizer) == scheduled
+
+
+def test_the_settings_hash_sees_what_a_scheduler_sets():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    before = settings_hash(optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert settings_hash([optimizer]) == before
+    optimizer.param_groups[0]["lr"] = 0.05
+    assert settings_hash(optimizer) != before
