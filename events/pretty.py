@@ -45,6 +45,12 @@ def _text(value: object) -> str:
     return str(value)
 
 
+def _lost(events: Sequence[Event]) -> str:
+    if not any(event.process == "lighthouse" for event in events):
+        return "n/a: the lighthouse, which says so, did not write into this folder (give it the same --run-folder)"
+    return summary.lost_in_words(events) or "none"
+
+
 def json_line(event: Event) -> str:
     """The event as it stands in the file; an unknown one as it stood there."""
     return msgspec.json.encode(event.raw if isinstance(event, Unknown) else event).decode()
@@ -62,7 +68,7 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
     faulty, ended = bool(summary.pick(events, FaultInjected)), summary.has_ended(events)
     settled = None if ended else summary.settled_steps(events)
     lines = [] if ended else [_row("the run", "", "", f"has not ended; {settled} steps are settled")]
-    lines.append(_row("groups lost", "", "", summary.lost_in_words(events) or "none"))
+    lines.append(_row("groups lost", "", "", _lost(events)))
     rules: dict[str, summary.Finding | str] = {
         "detected after (s)": summary.detected_after(events) if faulty else "no fault was injected",
         "steps lost": summary.steps_lost(events),
