@@ -335,6 +335,7 @@ def test_a_hundred_joins_at_random_moments(job: Job) -> None:
     moments, joins, steps = random.Random(32), 100, 6000
     job.settings.update(groups=3, minimum=2, start_window_s=0.5)
     job.start_healing(2, register="tally", steps=steps, delay=0.02)
+    job.wait_for(schema.Committed)
     for i in range(joins):
         process = job.start(f"j{i}", **job.heal_options)
         job.wait_for(schema.Rejoined, 30.0, group=f"j{i}", pid=process.pid)
