@@ -76,7 +76,7 @@ def _ours(state_mb: int) -> dict[str, Any]:
                 trainers.start(group, {**environment(group), **fault}, train, state_mb)
 
             def committed(step: int, *groups: str) -> bool:
-                steps = {e.group: e.step for e in _events(folder) if isinstance(e, Committed)}
+                steps = {e.group: e.step for e in read_run(folder).events if isinstance(e, Committed)}
                 return all(steps.get(group, -1) >= step for group in groups)
 
             def alive() -> bool:
@@ -87,10 +87,6 @@ def _ours(state_mb: int) -> dict[str, Any]:
             trainers.start(f"{VICTIM}-again", environment(VICTIM), train, state_mb)
             trainers.result_of(GROUPS, timeout_s=RUN_S_MAX)
         return figures(read_run(folder).events, restarted_ns)
-
-
-def _events(folder: Path) -> list[Event]:
-    return read_run(folder).events
 
 
 def train(state_mb: int) -> None:

@@ -45,12 +45,6 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _lost(events: Sequence[Event]) -> str:
-    if not any(event.process == "lighthouse" for event in events):
-        return "n/a: the lighthouse, which says so, did not write into this folder (give it the same --run-folder)"
-    return summary.lost_in_words(events) or "none"
-
-
 def json_line(event: Event) -> str:
     """The event as it stands in the file; an unknown one as it stood there."""
     return msgspec.json.encode(event.raw if isinstance(event, Unknown) else event).decode()
@@ -97,6 +91,12 @@ def rejoin_in_words(rejoin: summary.Rejoin) -> str:
     rate = "" if rejoin.bytes_per_s is None else f" at {rejoin.bytes_per_s / (1 << 20):,.0f} MiB/s"
     text = f"at step {rejoin.step}, {rejoin.after_s:.1f} s after {rejoin.since}, with {mib:.1f} MiB{rate}"
     return f"{text} and {rejoin.replayed} entries replayed"
+
+
+def _lost(events: Sequence[Event]) -> str:
+    if not any(event.process == "lighthouse" for event in events):
+        return "n/a: the lighthouse, which says so, did not write into this folder (give it the same --run-folder)"
+    return summary.lost_in_words(events) or "none"
 
 
 def _fingerprints(events: Sequence[Event], ended: bool) -> summary.Finding | str:

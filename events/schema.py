@@ -221,7 +221,9 @@ class Adopted(Event, frozen=True, kw_only=True):
 
 
 class Diverged(Event, frozen=True, kw_only=True):
-    """At the end of the run the groups do not hold the same parameters and optimizer state; this rank's digest."""
+    """At the end of the run the groups do not hold the same parameters and optimizer state: this rank's digest; or, at
+    a step, their optimizers do not have the same settings: "settings" in its place.
+    """
 
     step: int
     fingerprint: str = ""

@@ -72,6 +72,11 @@ class Group:
         return self.beat is not None and self.beat.phase == "follow"
 
     @property
+    def where(self) -> tuple[str, int]:
+        """Phase and step of its last beat."""
+        return (self.beat.phase, self.beat.step) if self.beat is not None else ("", 0)
+
+    @property
     def in_touch(self) -> bool:
         """Whether it can be asked now."""
         return self.connection is not None and self.gone is None

@@ -12,6 +12,8 @@ from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import Membership, Term
 from lightkeeper.lighthouse.recovery import Recovery
 
+STARTED_AGAIN = "its process ended and the group was started again"  # before anybody missed it
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -102,7 +104,7 @@ class Job:
                 return f"{group.name}: {group.gone.cause}"
         if len(self._members()) < len(self.newest.members):
             names = [member.group for member in self.newest.members if self._member(member.group) is None]
-            return f"{', '.join(names)}: its process ended and the group was started again"
+            return f"{', '.join(names)}: {STARTED_AGAIN}"
         for group in self._members():
             if group.failed is not None:
                 return f"{group.name} reported: {group.failed.error}"

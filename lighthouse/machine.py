@@ -14,7 +14,7 @@ from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note
 from lightkeeper.lighthouse.admission import refusal
 from lightkeeper.lighthouse.changes import Changes
 from lightkeeper.lighthouse.group import Gone, Group
-from lightkeeper.lighthouse.job import Bounds
+from lightkeeper.lighthouse.job import STARTED_AGAIN, Bounds
 from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
 from lightkeeper.lighthouse.names import Term
 from lightkeeper.lighthouse.signature import differences
@@ -77,8 +77,7 @@ class JobMachine(Changes):
             return []
         if self.newest.slot_of(former.name, former.incarnation) is None:
             return []
-        phase, step = (former.beat.phase, former.beat.step) if former.beat else ("", 0)
-        former.gone = Gone("its process ended and the group was started again", "stream", phase, step)
+        former.gone = Gone(STARTED_AGAIN, "stream", *former.where)
         return [self._lost_note(former)]
 
     def _returns(self, group: Group) -> bool:

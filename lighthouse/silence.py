@@ -46,7 +46,7 @@ def verdict(members: Sequence[Group], group: Group, recovering: bool, lease_s: f
     few = 2 * in_touch < len(members)
     bound_s = lease_s * (2 if few else 1)
     silent_s = now - group.heard
-    phase, step = (group.beat.phase, group.beat.step) if group.beat else ("", 0)
+    phase, step = group.where
     if all(g.gone is not None for g in others):
         return None  # nobody is left to wait
     epoch_is_over = recovering or any(g.failed is not None for g in others)

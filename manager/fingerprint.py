@@ -34,7 +34,7 @@ def fingerprint(modules: Modules, optimizers: Optimizers = ()) -> str:
     for name, module in _named_modules(modules):
         for key, tensor in _tensors(name, module):
             _add(digest, key, tensor)
-    for name, optimizer in _named_optimizers(optimizers):
+    for name, optimizer in named_optimizers(optimizers):
         for g, group in enumerate(optimizer.param_groups):
             for key in sorted(k for k in group if k != "params"):
                 _add(digest, f"{name}.{g}.{key}", group[key])
@@ -56,7 +56,7 @@ def signature(modules: Modules, optimizers: Optimizers = ()) -> dict[str, str]:
     for name, module in _named_modules(modules):
         for key, tensor in _tensors(name, module):
             found[key] = _kind(tensor)
-    for name, optimizer in _named_optimizers(optimizers):
+    for name, optimizer in named_optimizers(optimizers):
         groups = [_hyper_parameters(group) for group in optimizer.param_groups]
         found[name] = f"{type(optimizer).__name__}: " + "; ".join(groups)
     return found
@@ -69,7 +69,7 @@ def settings_hash(optimizers: Optimizers) -> int:
     """
     text = [
         (key, float(value) if isinstance(value, torch.Tensor) else value)
-        for _, optimizer in _named_optimizers(optimizers)
+        for _, optimizer in named_optimizers(optimizers)
         for group in optimizer.param_groups
         for key, value in sorted(group.items())
         if isinstance(value, bool | int | float | str | tuple)
@@ -99,7 +99,8 @@ def _named_modules(modules: Modules) -> list[tuple[str, nn.Module]]:
     return [(f"{i}." if prefix else "", module) for i, module in enumerate(modules)]
 
 
-def _named_optimizers(optimizers: Optimizers) -> list[tuple[str, torch.optim.Optimizer]]:
+def named_optimizers(optimizers: Optimizers) -> list[tuple[str, torch.optim.Optimizer]]:
+    """One or several optimizers, each with the name that it has in fingerprints."""
     if isinstance(optimizers, torch.optim.Optimizer):
         optimizers = [optimizers]
     return [(f"optimizer.{i}", optimizer) for i, optimizer in enumerate(optimizers)]

@@ -18,7 +18,7 @@ from lightkeeper.manager.entries import EntryHolder, entry_of
 from lightkeeper.manager.epochs import Epochs
 from lightkeeper.manager.extras import ExtrasLayout
 from lightkeeper.manager.faults import VARIABLE, Injector, parse_faults
-from lightkeeper.manager.fingerprint import Modules, Optimizers
+from lightkeeper.manager.fingerprint import Modules, Optimizers, named_optimizers
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, Over
 from lightkeeper.manager.joining import Joiner
 from lightkeeper.manager.progress import ProgressPage
@@ -43,21 +43,7 @@ class JobStopped(ToldError):
 
 
 class Rank:
-    """The rank of a member, between its reducer, its manager and its process groups.
-
-    Args:
-        model: module or modules whose parameters are trained; alike in all groups, with the same initial values.
-        optimizer: optimizer or optimizers over them.
-        seed: of the random state before each microbatch and in the apply phase.
-        extras: name to shape, or to (shape, dtype), of the named extras; see `extra`.
-        exclude: patterns ("*.amax_history") of the names of the model's buffers that its forward pass changes, so that
-            they differ between groups: they are neither copied to a joiner nor compared. BatchNorm's are known.
-        settings: what the group is told; read from ``LIGHTKEEPER_*`` where not given.
-
-    Raises:
-        UsageError: for settings that cannot be right.
-        ToldError: if the group's manager cannot be started.
-    """
+    """The rank of a member, between its reducer, its manager and its process groups; arguments as of `Manager`."""
 
     def __init__(
         self,
@@ -297,7 +283,7 @@ class _Pushes:
 
 def _check_optimizers(optimizers: Optimizers, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
     known = {id(parameter) for _, parameter in parameters}
-    for optimizer in [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
+    for _, optimizer in named_optimizers(optimizers):
         given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         strange = [p for p in given if id(p) not in known]
         if strange:

@@ -87,10 +87,7 @@ class TransferServer:
         if self._closed:
             return
         self._closed = True
-        try:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        except OSError:
-            pass
+        _shut_down(self._listener)  # wakes accept()
         self._thread.join()
         self._listener.close()
 

@@ -156,6 +156,13 @@ class Facts:
 
     def check_whole(self, steps: int, survivors: set[str]) -> None:
         """Every sample once, one entry per step, same bits, nothing computed twice, no descriptor lost."""
+        self._check_rules(steps)
+        self.check_traces(steps, survivors)
+        for group in sorted(survivors):
+            before, still = self.traces[group].all("descriptors")[0]
+            assert still <= before, f"{group}: {still} descriptors are open at the end, {before} after the first steps"
+
+    def _check_rules(self, steps: int) -> None:
         assert not self.torn
         rules = {
             "samples": samples_exactly_once(self.events, steps),
@@ -167,10 +174,6 @@ class Facts:
         broken = {name: rule.why for name, rule in rules.items() if not rule.holds}
         assert not broken, broken
         assert lineage(self.events).last_step == steps - 1
-        self.check_traces(steps, survivors)
-        for group in sorted(survivors):
-            before, still = self.traces[group].all("descriptors")[0]
-            assert still <= before, f"{group}: {still} descriptors are open at the end, {before} after the first steps"
 
     def check_traces(self, steps: int, survivors: set[str]) -> None:
         """Holds the event log against what the survivors' processes really did."""
@@ -202,17 +205,7 @@ class Facts:
             members: groups of the last epoch, in any order.
         """
         assert self.codes == codes, f"exit codes {self.codes}, not {codes}"
-        assert not self.torn
-        rules = {
-            "samples": samples_exactly_once(self.events, steps),
-            "lineage": one_lineage(self.events),
-            "lost": steps_lost(self.events),
-            "recomputed": recomputed_by_survivors(self.events),
-            "fingerprints": fingerprints_equal(self.events),
-        }
-        broken = {name: rule.why for name, rule in rules.items() if not rule.holds}
-        assert not broken, broken
-        assert lineage(self.events).last_step == steps - 1
+        self._check_rules(steps)
         assert set(self.lost) == lost, f"lost: {self.lost}"
         assert {e.group for e in self.all(schema.Fenced)} <= lost and set(self.members[-1]) == set(members), (
             self.members
