@@ -129,7 +129,8 @@ class JobMachine(Changes):
         if self.recovery is not None and hello.group in self.recovery.asked:
             actions += self._send(current, m.Prepare(self.recovery.epoch, self.newest.epoch if self.newest else None))
         planned = self._planned()
-        if planned is not None and self._member(hello.group) is not None:
+        named = planned is not None and planned.slot_of(hello.group, hello.incarnation) is not None
+        if planned is not None and (named or self._member(hello.group) is not None):
             actions += self._send(current, m.Prepare(planned.epoch, planned.base, planned))
         self._interrupted(current, hello)
         return actions

@@ -30,6 +30,7 @@ class Answers:
         self.acknowledged: Term | None = None
         self.known: Membership | None = None
         self.prepared: list[Membership] = []  # planned changes on `known`, oldest first
+        self.deferred: Membership | None = None  # planned on one of `prepared`, which is not in force here yet
         self.promised = 0
         self.last: Entry | None = None
         self.step, self.total, self.share = 0, 0, ()  # type: tuple[int, int, tuple[int, ...]]

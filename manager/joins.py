@@ -7,14 +7,46 @@ that activates a planned epoch makes the group a member, and so does a recovery 
 from __future__ import annotations
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.names import Entry, Epoch, Term
+from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, Tell, ToRanks
 from lightkeeper.manager.ends import Ends
+from lightkeeper.manager.plans import plan_for
 
 
 class Joins(Ends):
     """A group that comes in, and lets others in."""
+
+    # ------------------------------------------------------------ a planned change
+
+    def _prepare_planned(self, planned: Membership) -> list[Action]:
+        latest = self.prepared[-1].epoch.number if self.prepared else 0
+        if planned.epoch.number <= max(self.promised, latest):
+            return []
+        if any(planned.base == prepared.epoch for prepared in self.prepared):
+            self.deferred = planned  # its base is in force for others already, and here with the next entry
+            return []
+        if not self.following and (self.known is None or planned.base != self.known.epoch):
+            return []
+        self.prepared.append(planned)
+        self.built = set()
+        if planned.slot_of(self.settings.group, self.incarnation) is None:
+            self.built = set(range(self.settings.ranks))  # who leaves has nothing to build
+            return []
+        return [ToRanks(local.Build(plan=plan_for(planned, self.settings.group, -1, (), 0, planned=True)))]
+
+    def _switch(self, activates: int) -> list[Action]:
+        """A planned epoch comes into force by the entry; what was prepared on it meanwhile is taken up."""
+        if not activates:
+            return []
+        (planned,) = [p for p in self.prepared if p.epoch.number == activates]  # all members had built it
+        if self.known is not None:
+            self.joiners = frozenset(planned.groups) - frozenset(self.known.groups)
+        self.known, self.prepared, self.built, self.activation = planned, [], set(), None
+        self.promised = max(self.promised, activates)
+        self.following = False
+        deferred, self.deferred = self.deferred, None
+        return [] if deferred is None else self._prepare_planned(deferred)
 
     # ------------------------------------------------------------ a joiner
 
@@ -51,7 +83,7 @@ class Joins(Ends):
         return self._follow(self.votes[0])
 
     def _follow(self, vote: local.Vote) -> list[Action]:
-        activates = False
+        actions: list[Action] = []
         if vote.outcome in ("healed", "followed"):
             assert vote.entry is not None or vote.step == 0
             if vote.entry is not None:
@@ -59,25 +91,12 @@ class Joins(Ends):
                 self.last = Entry(Epoch(number, Term(term, lighthouse)), vote.step - 1)
             self.step, self.total, self.share, self.following = vote.step, vote.next_total, (), True
             standing = [p.epoch.number for p in self.prepared if p.epoch.number > self.promised]
-            activates = vote.activates in standing
-        if activates:
-            self._switch(vote.activates)
-            self.following = False
+            if vote.activates in standing:
+                actions = self._switch(vote.activates)
         number = 0 if self.known is None else self.known.epoch.number
         answer = local.Answer(verdict="go", epoch=number, step=self.step)
         self.votes.clear()
-        return self._answer_waiting(lambda rank: answer)
-
-    def _switch(self, activates: int) -> bool:
-        """A planned epoch comes into force by the entry; returns whether this group is not in it."""
-        if not activates:
-            return False
-        (planned,) = [p for p in self.prepared if p.epoch.number == activates]  # all members had built it
-        if self.known is not None:
-            self.joiners = frozenset(planned.groups) - frozenset(self.known.groups)
-        self.known, self.prepared, self.built, self.activation = planned, [], set(), None
-        self.promised = max(self.promised, activates)
-        return self.known.slot_of(self.settings.group, self.incarnation) is None
+        return actions + self._answer_waiting(lambda rank: answer)
 
     # ------------------------------------------------------------ a member, for joiners
 

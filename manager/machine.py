@@ -11,12 +11,11 @@ from typing import Any
 
 from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.names import Epoch, Membership
+from lightkeeper.lighthouse.names import Epoch
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S
 from lightkeeper.manager.ends import RankView
-from lightkeeper.manager.plans import plan_for
 from lightkeeper.manager.votes import Votes
 
 ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
@@ -108,7 +107,7 @@ class GroupMachine(Votes):
         self.promised = epoch.number
         promise = m.Promise(epoch, self.known, tuple(self.prepared), self.last, self.share, self.total)
         if self.following:
-            self.prepared, self.built = [], set()  # what was to take this group in is void
+            self.prepared, self.built, self.deferred = [], set(), None  # what was to take this group in is void
         abort = local.Abort(below=epoch.number, reason=f"epoch {epoch.number} is being prepared")
         return [ToRanks(abort), DropKeys(epoch.number), Tell(promise)]
 
@@ -118,18 +117,6 @@ class GroupMachine(Votes):
             return []
         prepare, self.put_off = self.put_off, None
         return self._prepare(prepare, now)
-
-    def _prepare_planned(self, planned: Membership) -> list[Action]:
-        in_force = self.following or (self.known is not None and planned.base == self.known.epoch)
-        latest = self.prepared[-1].epoch.number if self.prepared else 0
-        if not in_force or planned.epoch.number <= max(self.promised, latest):
-            return []
-        self.prepared.append(planned)
-        self.built = set()
-        if planned.slot_of(self.settings.group, self.incarnation) is None:
-            self.built = set(range(self.settings.ranks))  # who leaves has nothing to build
-            return []
-        return [ToRanks(local.Build(plan=plan_for(planned, self.settings.group, -1, (), 0, planned=True)))]
 
     def _activate(self, activate: m.Activate, now: float) -> list[Action]:
         membership = activate.membership
@@ -142,6 +129,7 @@ class GroupMachine(Votes):
             return []
         self.acknowledged, self.promised = epoch.term, epoch.number
         self.known, self.prepared, self.built, self.activation = membership, [], set(), activate
+        self.deferred = None
         self.votes.clear()
         self.attempt, self.failed_epoch, self.suspended = 0, None, False
         shares = {share.group: share.microbatches for share in activate.shares}

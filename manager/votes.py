@@ -84,7 +84,8 @@ class Votes(Joins):
         adopted = entry.epoch != self.known.epoch
         key = (self.known.epoch.number, self.step, vote.attempt)
         self.last, self.step, self.total = entry, entry.step + 1, vote.next_total
-        leave = self._switch(vote.activates)
+        actions = self._switch(vote.activates)
+        leave = self.known.slot_of(self.settings.group, self.incarnation) is None
         first_here = self.activation is not None and self.activation.first_step == self.step and adopted
         if first_here:
             assert self.activation is not None
@@ -106,7 +107,7 @@ class Votes(Joins):
             ready=ready,
             reason=self.leaving,
         )
-        return self._decided(answer, key)
+        return actions + self._decided(answer, key)
 
     def _dealt(self) -> tuple[int, ...]:
         """This group's share of the next step; a joiner's share of its first step is zero."""

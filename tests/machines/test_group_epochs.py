@@ -195,6 +195,20 @@ def test_a_planned_epoch_on_another_base_or_below_a_promise_is_ignored() -> None
     assert not world.to_ranks[0]
 
 
+def test_a_change_of_a_planned_epoch_waits_for_the_entry_that_activates_its_base() -> None:
+    """Another member committed that entry first, and its beat made the lighthouse prepare the next change."""
+    world = GroupWorld()
+    world.start()
+    planned_leave_of_g2(world)
+    world.plan(3, "g0", "g1", "g2", base=2)
+    assert [build.plan.epoch for build in world.pushed(0, local.Build) if build.plan.planned] == [2]
+    world.vote_all("reduced", 0, at=1, activates=2)
+    assert [build.plan.epoch for build in world.pushed(0, local.Build) if build.plan.planned] == [2, 3]
+    world.rank_says(0, local.Built(epoch=3))
+    world.vote_all("reduced", 1, at=2)
+    assert world.answer().ready == 3
+
+
 def test_the_same_planned_prepare_again_builds_nothing_anew() -> None:
     world = GroupWorld()
     world.start()

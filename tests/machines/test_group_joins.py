@@ -205,6 +205,23 @@ def test_a_newer_change_replaces_the_one_it_was_prepared_for() -> None:
 
 
 @RANKS
+def test_a_change_of_the_epoch_that_takes_it_in_waits_for_the_entry_that_does(ranks: int) -> None:
+    """A beat of another group showed epoch 2 in force, and the next joiner's epoch 3 was prepared on it, before the
+    entry that activates epoch 2 is applied here."""
+    world = healed(ranks)
+    world.plan(2, "g0", "g1", base=1)
+    world.plan(3, "g0", "g1", "g2", base=2)
+    assert [build.plan.epoch for build in world.pushed(0, local.Build)] == [2]
+    joiner_votes(world, "followed", 6, activates=2)
+    assert world.answer().epoch == 2
+    assert [build.plan.epoch for build in world.pushed(0, local.Build)] == [2, 3]
+    for rank in range(ranks):
+        world.rank_says(rank, local.Built(epoch=3))
+    world.vote_all("reduced", 6, at=2)
+    assert world.answer().ready == 3
+
+
+@RANKS
 def test_a_flag_for_an_epoch_below_its_promise_does_not_make_it_a_member(ranks: int) -> None:
     """A recovery asked it and left it out, because it lags: it follows on, and the entries' old flags are void."""
     world = healed(ranks)

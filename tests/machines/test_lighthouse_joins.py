@@ -73,6 +73,16 @@ def test_a_joiner_whose_donors_are_gone_gets_another_boundary() -> None:
     assert [note["attempt"] for note in world.noted("healing")] == [1, 2]
 
 
+def test_a_joiner_whose_stream_breaks_while_it_is_prepared_is_told_again() -> None:
+    world = without_g2()
+    world.arrive("g2/i2")
+    world.beat("g2/i2", 12, "follow", epoch=0)
+    assert world.planned("g2/i2").groups == ("g0", "g1", "g2")
+    world.forget_sent()
+    world.arrive("g2/i2", follows=True)  # a new stream: what was under way on the old one may be lost
+    assert world.planned("g2/i2").groups == ("g0", "g1", "g2")
+
+
 def test_a_joiner_that_dies_while_it_is_prepared_is_planned_out_again() -> None:
     world = without_g2()
     world.arrive("g2/i2")
