@@ -1,4 +1,4 @@
-"""How long survivors stand when a killed group comes back, by the size of the state, beside torchft."""
+"""How long survivors stand when a killed group comes back, by the size of the state, beside torchft and the floor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightkeeper.bench import _peer
+from lightkeeper.bench import _bare, _peer
 from lightkeeper.bench._trainers import Trainers, local_job, say
 from lightkeeper.events import read_run
 from lightkeeper.events.schema import Committed, Copied, Event, Finished, GroupLost, Healed, Rejoined
@@ -30,20 +30,24 @@ TARGET_S = STEP_S
 
 
 def run() -> dict[str, Any]:
-    """Sizes in turn: ours and then torchft."""
+    """Sizes in turn: ours, torchft, and what any rejoin costs on this machine."""
     ours: dict[str, dict[str, Any]] = {}
     peer: dict[str, dict[str, Any]] = {}
+    bare: dict[str, dict[str, Any]] = {}
     for state_mb in STATE_MB:
         say(f"rejoin: ours, {state_mb} MB")
         ours[str(state_mb)] = _ours(state_mb)
         say(f"rejoin: {ours[str(state_mb)]}; torchft, {state_mb} MB")
         peer[str(state_mb)] = _torchft(state_mb)
-        say(f"rejoin: {peer[str(state_mb)]}")
+        say(f"rejoin: {peer[str(state_mb)]}; bare")
+        bare[str(state_mb)] = _bare.rejoin_stall_s(state_mb, STEP_S)
+        say(f"rejoin: {bare[str(state_mb)]}")
     stalls = {size: case["survivor_stall_s"] for size, case in ours.items()}
     return {
         "bench": "rejoin",
         "ours": _by_size(ours),
         "peer": _by_size(peer),
+        "bare": _by_size(bare),
         "ratio": {size: round(stalls[size] / max(peer[size]["survivor_stall_s"], 1e-3), 3) for size in stalls},
         "target": {"survivor_stall_s": TARGET_S, "bits_equal": True},
         "met": max(stalls.values()) <= TARGET_S and all(case["bits_equal"] for case in ours.values()),
