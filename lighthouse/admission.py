@@ -8,25 +8,32 @@ from dataclasses import dataclass
 from lightkeeper.lighthouse.group import Group
 from lightkeeper.lighthouse.messages import Hello, Refused, Stop
 from lightkeeper.lighthouse.names import Membership
+from lightkeeper.lighthouse.silence import Patience, silent
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the verdict looks at: the job's configuration, its groups, its newest membership and its end."""
+    """What the verdict looks at: the job's configuration, its groups, its newest membership and its end.
+
+    Attributes:
+        patience: how long whose silence is borne.
+        lease_s: how long a group whose stream has just broken may take to come back, in seconds.
+    """
 
     config: Hello | None
     groups: Mapping[str, Group]
     newest: Membership | None
     stopped: Stop | None
+    patience: Patience
+    lease_s: float
 
 
-def refusal(hello: Hello, view: View, lease_s: float, now: float) -> Refused | None:
+def refusal(hello: Hello, view: View, now: float) -> Refused | None:
     """Why this manager is not let in, or None if it is.
 
     Args:
         hello: its first message.
         view: the job as it stands.
-        lease_s: how long a silence is borne, in seconds.
         now: monotonic seconds.
     """
     if hello.groups < 1 or not 1 <= hello.minimum <= hello.groups:
@@ -38,12 +45,15 @@ def refusal(hello: Hello, view: View, lease_s: float, now: float) -> Refused | N
     if view.stopped is not None:
         return Refused(f"the job has just ended ({view.stopped.reason}) and its groups are leaving", retry=True)
     if current is not None and current.gone is None:
-        if current.connection is not None and now - current.heard <= lease_s:
+        if current.connection is not None and now - current.heard <= view.lease_s:
             return Refused(
                 f"{hello.group} is already run by incarnation {current.incarnation}, which still beats; end it first "
                 "or choose another --group"
             )
-        if now - current.heard <= lease_s:
+        if current.connection is not None and not silent(current, view.patience, now):
+            asked = f"{hello.group} is run by incarnation {current.incarnation}, which is asked for a sign of life"
+            return Refused(asked, retry=True)
+        if now - current.heard <= view.lease_s:
             return Refused(
                 f"{hello.group} was run by incarnation {current.incarnation} until just now; its lease must pass first",
                 retry=True,
@@ -57,10 +67,10 @@ def refusal(hello: Hello, view: View, lease_s: float, now: float) -> Refused | N
     if config is not None and len(others) >= config.groups:
         names = ", ".join(sorted(g.name for g in others))
         return Refused(f"the job has its {config.groups} groups ({names}) and does not know {hello.group}")
-    return _running(hello, view, lease_s, now)
+    return _running(hello, view, now)
 
 
-def _running(hello: Hello, view: View, lease_s: float, now: float) -> Refused | None:
+def _running(hello: Hello, view: View, now: float) -> Refused | None:
     """A group that is not a member of the epoch in force."""
     if view.newest is None or view.newest.slot_of(hello.group, hello.incarnation) is not None:
         return None
@@ -68,7 +78,7 @@ def _running(hello: Hello, view: View, lease_s: float, now: float) -> Refused | 
     alive = [g for g in members if g.gone is None and view.newest.slot_of(g.name, g.incarnation) is not None]
     if any(g.connection is not None for g in alive):
         return None  # it joins: heals from them
-    if any(now - g.heard <= lease_s for g in alive):
+    if any(now - g.heard <= view.patience.away_s for g in alive):
         return Refused(
             "the members of the running job have not been heard yet; their lease must pass first", retry=True
         )

@@ -11,10 +11,11 @@ from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.joins import Joins
 from lightkeeper.lighthouse.names import Epoch, Member, Membership
 from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, most_blamed, newest_known, unheard
-from lightkeeper.lighthouse.silence import verdict
+from lightkeeper.lighthouse.silence import Look
 
 RECOVERIES_MAX = 3
 FENCED_KEPT_MAX = 10_000
+NAMED_MAX = 8
 
 
 class Changes(Joins):
@@ -40,20 +41,27 @@ class Changes(Joins):
         if self.recovery is None or asked != self.recovery.asked:
             actions += self._ask(asked, cause or (self.recovery.cause if self.recovery else ""), now)
         assert self.recovery is not None
-        if not self.recovery.missing:
+        if self.recovery.complete:
             actions += self._activate(now)
-        if self.recovery is not None and not self.recovery.missing:
+        if self.recovery is not None and self.recovery.complete:
             actions += self._heal(now)  # it stands, below the minimum
         return actions
 
     def _judge(self, now: float) -> list[Action]:
+        """Who is gone, and who is asked for a sign of life."""
         actions: list[Action] = []
-        members = self._members()
+        members, waited = self._members(), None if self.recovery is None else self.recovery.missing
+        look = Look(members, waited, self.patience, now)
+        if look.nobody_waits:
+            return []
         for group in members:
-            if group.gone is None:
-                group.gone = verdict(members, group, self.recovery is not None, self.bounds.lease_s, now)
-                if group.gone is not None:
-                    actions.append(self._lost_note(group))
+            if group.gone is None and (gone := look.verdict(group)) is not None:
+                group.gone = gone
+                actions.append(self._lost_note(group))
+                look = Look(members, waited, self.patience, now)  # there is one less to wait
+        for group in look.to_ask():
+            group.asked(now)
+            actions += self._send(group, m.Ask())
         return actions
 
     # ------------------------------------------------------------ recovery
@@ -314,6 +322,8 @@ class Changes(Joins):
         whom, why, since_s = self.waiting(now)
         if not whom:
             return []
+        if len(whom) > NAMED_MAX:  # said to all of them: with all of their names it would be O(N²)
+            whom = (*whom[:NAMED_MAX], f"{len(whom) - NAMED_MAX} more")
         waiting = m.Waiting(whom, why, round(since_s * 1000))
         actions: list[Action] = [Note("waiting", {"whom": ", ".join(whom), "why": why, "since_s": since_s})]
         for group in self.groups.values():

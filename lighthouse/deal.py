@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 
@@ -56,9 +57,12 @@ def deal_rest(total: int, held: Mapping[str, Sequence[int]], members: Sequence[s
             owner[k] = member
     orphans = [k for k in range(total) if k not in owner]
     further = dict.fromkeys(members, 0)
+    fewest = [(len(shares[member]), slot) for slot, member in enumerate(members)]  # the first of those with least
+    heapq.heapify(fewest)
     for _ in orphans:
-        least = min(members, key=lambda member: len(shares[member]) + further[member])
-        further[least] += 1
+        size, slot = fewest[0]
+        further[members[slot]] += 1
+        heapq.heapreplace(fewest, (size + 1, slot))
     start = 0
     for member in members:
         shares[member] += orphans[start : start + further[member]]

@@ -31,6 +31,8 @@ class Group:
     Attributes:
         connection: number of its stream, None while the stream is broken.
         heard: when it was last heard, or its stream broke (monotonic seconds).
+        asked_s: when it was first asked for a sign of life since it was last heard, None if it was not (monotonic).
+        asked_again_s: when it was last asked (monotonic seconds).
         joined_s: when it joined (monotonic seconds).
         healing: the boundary whose state a joiner is told to fetch, None if it is told nothing.
         deaths: when earlier incarnations of it died (monotonic seconds).
@@ -42,6 +44,8 @@ class Group:
     incarnation: str
     heard: float
     connection: int | None = None
+    asked_s: float | None = None
+    asked_again_s: float = 0.0
     hello: Hello | None = None
     join: Join | None = None
     joined_s: float = 0.0
@@ -65,6 +69,14 @@ class Group:
                 self.pace_s = (now - self.stepped_s) / (beat.step - before)
             self.stepped_s = now
         self.beat = beat
+
+    def hears(self, now: float) -> None:
+        """A sign of life."""
+        self.heard, self.asked_s = now, None
+
+    def asked(self, now: float) -> None:
+        """It is asked for a sign of life."""
+        self.asked_s, self.asked_again_s = now if self.asked_s is None else self.asked_s, now
 
     @property
     def follows(self) -> bool:

@@ -11,13 +11,14 @@ from lightkeeper.lighthouse.group import Group
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import Membership, Term
 from lightkeeper.lighthouse.recovery import Recovery
+from lightkeeper.lighthouse.silence import Patience, stands
 
 STARTED_AGAIN = "its process ended and the group was started again"  # before anybody missed it
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The lighthouse's times, in seconds.
+    """The lighthouse's times for a small job, in seconds.
 
     Attributes:
         lease_s: how long a silence is borne when somebody waits.
@@ -26,6 +27,10 @@ class Bounds:
 
     lease_s: float = 2.0
     beat_s: float = 0.2
+
+    def patience(self, groups: int) -> Patience:
+        """The times of a job of so many groups."""
+        return Patience.of(groups, self.lease_s, self.beat_s)
 
 
 class Job:
@@ -47,6 +52,7 @@ class Job:
         self.ended = ""  # how the job ended last
         self._said_s = now
         self._ticked_s = now
+        self._quiet = False  # whether the last look found that nothing can change by itself
         self._clear()
         self._remember(history)
         for member in self.newest.members if self.newest else ():
@@ -72,6 +78,11 @@ class Job:
     def _remember(self, history: JobHistory) -> None:
         """What the log says is in force."""
         self.newest, self.prepared = history.membership, list(history.prepared)
+
+    @property
+    def patience(self) -> Patience:
+        """How long this job bears what."""
+        return self.bounds.patience(self.config.groups if self.config is not None else 1)
 
     def waiting(self, now: float) -> tuple[tuple[str, ...], str, float]:
         """For whom the job waits, why, and since how many seconds; empty if it does not wait."""
@@ -111,8 +122,10 @@ class Job:
         return None
 
     def _may_start(self, now: float) -> bool:
+        if self.config is None or (self.config.start_window_s <= 0 and len(self.groups) < self.config.groups):
+            return False  # said without a look at every group: asked whenever one of them comes
         joined = self._joined()
-        if self.config is None or not joined:
+        if not joined:
             return False
         window_s = self.config.start_window_s
         word = window_s > 0 and now - min(group.joined_s for group in joined) >= window_s
@@ -138,7 +151,8 @@ class Job:
         names = sorted(self.recovery.asked)
         if self.newest is not None:
             members = [g for g in self.newest.groups if g in self.recovery.asked and self._member(g) is not None]
-            names = members + [g for g in names if g not in members]
+            there = set(members)
+            names = members + [g for g in names if g not in there]
         return names
 
     def _may_leave_out(self) -> bool:
@@ -147,6 +161,24 @@ class Job:
         if self.reigns or self.newest is None:
             return True
         return all(group in self.recovery.promises for group in self.newest.groups)
+
+    def _settled(self) -> bool:
+        """Whether only an event can change anything here, and no passing of time: all are members, and all is well."""
+        if self.newest is None or self.recovery is not None or self.stopped is not None or not self.reigns:
+            return False
+        if self.prepared or self.copied is not None or len(self.groups) != len(self.newest.members):
+            return False
+        number = self.newest.epoch.number
+        return all(
+            group.in_touch
+            and group.failed is None
+            and not group.leaving
+            and group.beat is not None
+            and group.beat.epoch == number
+            and not group.beat.stopped_ms
+            and not stands(group)
+            for group in self._members()
+        )
 
     def _leavers(self) -> set[str]:
         return {group.name for group in self._members() if group.leaving}
@@ -159,7 +191,7 @@ class Job:
         return max((g.beat.step for g in self._members() if g.beat), default=0)
 
     def _view(self) -> View:
-        return View(self.config, self.groups, self.newest, self.stopped)
+        return View(self.config, self.groups, self.newest, self.stopped, self.patience, self.bounds.lease_s)
 
     def _members(self) -> list[Group]:
         """Groups of the newest epoch's incarnations, in slot order."""

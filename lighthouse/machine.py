@@ -18,6 +18,7 @@ from lightkeeper.lighthouse.job import STARTED_AGAIN, Bounds
 from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
 from lightkeeper.lighthouse.names import Term
 from lightkeeper.lighthouse.signature import differences
+from lightkeeper.lighthouse.silence import stands
 
 REPEAT_S = 1.0
 
@@ -33,22 +34,34 @@ class JobMachine(Changes):
         """A manager's message. The first on a stream is a `Hello`, which names the group of the stream."""
         self._mind_gap(now)
         if isinstance(message, m.Hello):
+            self._quiet = False
             return self._hello(connection, message, now) + self._consider(now)
         group = self.groups.get(group_name)
         if group is None or group.connection != connection:
             return []
-        group.heard = now
+        group.hears(now)
+        returned, followed = group.gone is not None, group.follows
         if group.gone is not None and not self._returns(group):
             return []
         handler: Callable[[Group, Any, float], list[Action]] = getattr(self, f"_{type(message).__name__.lower()}")
-        return handler(group, message, now) + self._consider(now)
+        actions = handler(group, message, now)
+        routine = not actions and not returned and group.follows == followed
+        if routine and isinstance(message, m.Beat) and not message.stopped_ms:
+            self._quiet = self._quiet and not stands(group)
+            return []  # what it may mean, the next tick sees: a look at all for each word of each is O(N²)
+        self._quiet = False
+        if self.recovery is not None and isinstance(message, m.Failed | m.Promise) and not self.recovery.complete:
+            return actions
+        return actions + self._consider(now)
 
     def disconnected(self, connection: int, now: float) -> list[Action]:
         """A stream broke or ended."""
         self._mind_gap(now)
+        self._quiet = False
         for group in self.groups.values():
             if group.connection == connection:
-                group.connection, group.heard = None, now
+                group.connection = None
+                group.hears(now)
                 if group.gone is None and (self.newest is None or self._member(group.name) is None):
                     group.gone = Gone("it went away before it was a member", "stream")
         return self._consider(now)
@@ -56,7 +69,10 @@ class JobMachine(Changes):
     def tick(self, now: float) -> list[Action]:
         """Time passes; at least every beat."""
         self._mind_gap(now)
-        actions = self._consider(now)
+        actions: list[Action] = []
+        if not self._quiet:
+            actions += self._consider(now)
+            self._quiet = not actions and self._settled()
         if now - self._said_s >= REPEAT_S:
             self._said_s = now
             if self.stopped is None:
@@ -68,7 +84,7 @@ class JobMachine(Changes):
         gap_s, self._ticked_s = now - self._ticked_s, max(now, self._ticked_s)
         if gap_s > self.bounds.lease_s / 2:
             for group in self.groups.values():
-                group.heard = max(group.heard, now)
+                group.hears(max(group.heard, now))
                 group.beat = None  # what it said of waiting and of stopped ranks is as old
 
     def _replaced(self, former: Group | None) -> list[Action]:
@@ -94,10 +110,11 @@ class JobMachine(Changes):
             fence = m.Fence(self.fenced[hello.incarnation])
             return [Send(connection, fence), Close(connection)]
         current = self.groups.get(hello.group)
-        refused = refusal(hello, self._view(), self.bounds.lease_s, now)
+        refused = refusal(hello, self._view(), now)
         if refused is not None:
+            asks = self._ask_former(current, now) if refused.retry else []
             note = Note("refused", {"group": hello.group, "incarnation": hello.incarnation, "reason": refused.reason})
-            return [note, Send(connection, refused), Close(connection)]
+            return [*asks, note, Send(connection, refused), Close(connection)]
         actions: list[Action] = []
         another = current is None or current.incarnation != hello.incarnation
         if self.newest is not None and another and not any(g.in_touch for g in self._members()):
@@ -109,7 +126,8 @@ class JobMachine(Changes):
             self._hold_back(current, former, now)
         elif current.connection is not None:
             actions.append(Close(current.connection))
-        current.connection, current.heard, current.hello = connection, now, hello
+        current.connection, current.hello = connection, hello
+        current.hears(now)
         if self.config is None or not self._others_joined(hello.group):
             self.config = hello
         if current.gone is not None and not self._returns(current):
@@ -121,8 +139,7 @@ class JobMachine(Changes):
         if hello.follows and self._member(hello.group) is None and current.healing is None:
             current.healing = BEFORE  # it was told by an earlier lighthouse, and members keep its entries
             self.copied = BEFORE if self.copied is None else self.copied
-        welcome = m.Welcome(self.term, round(self.bounds.lease_s * 1000), round(self.bounds.beat_s * 1000))
-        actions.append(Send(connection, welcome))
+        actions.append(Send(connection, self._welcome(hello)))
         if self.stopped is not None:
             current.told_to_stop = True
             return [*actions, Send(connection, self.stopped)]
@@ -134,6 +151,17 @@ class JobMachine(Changes):
             actions += self._send(current, m.Prepare(planned.epoch, planned.base, planned))
         self._interrupted(current, hello)
         return actions
+
+    def _welcome(self, hello: m.Hello) -> m.Welcome:
+        patience = self.bounds.patience(hello.groups)
+        return m.Welcome(self.term, round(patience.lease_s * 1000), round(patience.beat_s * 1000))
+
+    def _ask_former(self, former: Group | None, now: float) -> list[Action]:
+        """Whether it still lives is what another incarnation waits for."""
+        if former is None or not former.in_touch or not self.patience.asks:
+            return []
+        former.asked(now)
+        return self._send(former, m.Ask())
 
     def _interrupted(self, group: Group, hello: m.Hello) -> None:
         """A recovery that an earlier lighthouse began, or logged and did not tell, must be done anew."""
@@ -164,10 +192,11 @@ class JobMachine(Changes):
                 self.newest, self.reigns, self.prepared = known, False, []
             for member in known.members:
                 self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
-        consenting = [group for group in self._members() if group.in_touch]
-        if not self.reigns and self.newest is not None and len(consenting) == len(self.newest.members):
-            self.reigns = True  # every member has acknowledged this term
-            actions.append(Activated(self.newest))
+        if not self.reigns and self.newest is not None:
+            consenting = [group for group in self._members() if group.in_touch]
+            if len(consenting) == len(self.newest.members):
+                self.reigns = True  # every member has acknowledged this term
+                actions.append(Activated(self.newest))
         return actions
 
     def _join(self, group: Group, join: m.Join, now: float) -> list[Action]:

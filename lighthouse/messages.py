@@ -277,6 +277,11 @@ class Stands:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Somebody waits for this group: is it still there? It answers with a beat, at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """Members copy their state as of the boundary before `step`, and keep the entries from there on.
 
@@ -297,4 +302,4 @@ class Heal:
     why: str = ""
 
 
-ToManager = Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands
+ToManager = Ask | Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -60,7 +61,7 @@ class Member:
     ranks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Membership:
     """An epoch with its members in slot order and the epoch it follows."""
 
@@ -70,12 +71,15 @@ class Membership:
 
     def slot_of(self, group: str, incarnation: str | None = None) -> int | None:
         """Index of the group in the member list, or None if it is not in it (or is another incarnation)."""
-        for slot, member in enumerate(self.members):
-            if member.group == group and incarnation in (None, member.incarnation):
-                return slot
-        return None
+        slot = self._slots.get(group)
+        return slot if slot is None or incarnation in (None, self.members[slot].incarnation) else None
 
-    @property
+    @cached_property
+    def _slots(self) -> dict[str, int]:
+        """Slot by group: looked up for every member in every event of a job."""
+        return {member.group: slot for slot, member in enumerate(self.members)}
+
+    @cached_property
     def groups(self) -> tuple[str, ...]:
         """Names of the members in slot order."""
         return tuple(member.group for member in self.members)

@@ -33,6 +33,11 @@ class Recovery:
     promises: dict[str, Promise] = field(default_factory=dict)
 
     @property
+    def complete(self) -> bool:
+        """Whether all that were asked have promised."""
+        return len(self.promises) == len(self.asked)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Groups that were asked and have not promised."""
         return tuple(sorted(self.asked - self.promises.keys()))
@@ -107,7 +112,8 @@ def conclude(candidates: Sequence[str], promises: Mapping[str, Promise]) -> Conc
         shares = deal_rest(total, {group: promises[group].held for group in ahead}, members)
     except ValueError as error:
         raise Contradiction(str(error)) from error
-    late = [group for group in members if group not in ahead]
+    there = set(ahead)
+    late = [group for group in members if group not in there]
     donors = tuple(Donor(group, ahead[i % len(ahead)]) for i, group in enumerate(late))
     return Conclusion(
         members,

@@ -25,6 +25,7 @@ from lightkeeper.words import Seldom
 
 OUTBOX_MAX = 1_000
 STREAMS_END_S = 0.5
+SHOWN_CHARS_MAX = 300
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -204,7 +205,8 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 
 
 def _fields(entry: Any) -> dict[str, Any]:

@@ -7,61 +7,173 @@ member has found the epoch broken (then a broken stream is enough: kernels close
 milliseconds), or somebody has been standing in a reduce for a lease. A member one of whose ranks is stopped by a signal
 cannot put in its part: there it is enough that somebody stands at all.
 
+In a large house nobody rings every door five times a second. There members beat seldom, so their silence says little;
+but who begins to stand says so at once, and then those are asked, five times a second, who have not said that they
+stand as well, and only an ask that stays unanswered is silence. One witness is asked with them: that somebody stands
+must be as fresh as the silence that it is held against.
+
 Rejected: evicting on the lease alone (as heartbeat time-outs do), since a lost control link of a group that goes on
 training would then cost an eviction.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lightkeeper.lighthouse.group import Gone, Group
 
 STANDING_MS_MIN = 20
+OFTEN_MAX = 64  # so many groups may beat at the shortest interval: some 320 messages a second
+OVERDUE_BEATS = 2.0
+ASKED_SHARE = 0.75  # of the lease, since it takes somebody a while to say that it stands, and then to be asked
+ASKED_MAX = 32  # in one look: with two looks to an interval no more than `OFTEN_MAX` groups cause
 
 
-def standing_s(groups: Sequence[Group]) -> float:
-    """How long the member that stands longest has been standing in a reduce, in seconds; 0 if none stands.
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a job of this size bears what; in seconds.
 
-    A normal reduce of some milliseconds is not standing.
+    Attributes:
+        beat_s: how often a manager beats by itself.
+        asks: whether silence is counted from an ask on; in a small job, where all beat often, from the last word.
+        ask_s: how often one that is waited for is asked.
+        lease_s: how long the silence of one in touch is borne.
+        away_s: how long one whose stream is broken is waited for.
     """
-    waiting_ms = max((g.beat.waiting_ms for g in groups if g.beat is not None and g.gone is None), default=0)
-    return waiting_ms / 1000 if waiting_ms >= STANDING_MS_MIN else 0.0
+
+    beat_s: float
+    asks: bool
+    ask_s: float
+    lease_s: float
+    away_s: float
+
+    @classmethod
+    def of(cls, groups: int, lease_s: float, beat_s: float) -> Patience:
+        """That of a job of so many groups, where a small one has this lease and beat.
+
+        The beat grows with the number of groups, so that their beats cost no more than those of a small job. To come
+        back after their streams broke, all at once, takes so many groups some milliseconds each.
+        """
+        grown = max(1.0, groups / OFTEN_MAX)
+        asks = grown > 1.0
+        away_s = lease_s + 0.0025 * lease_s * max(0, groups - OFTEN_MAX)
+        return cls(beat_s * grown, asks, beat_s, lease_s * (ASKED_SHARE if asks else 1.0), away_s)
 
 
-def verdict(members: Sequence[Group], group: Group, recovering: bool, lease_s: float, now: float) -> Gone | None:
-    """Whether this member must be left out now, and why.
+def stands(group: Group) -> bool:
+    """Whether it said last that it stands in a reduce. A normal reduce of some milliseconds is not standing."""
+    return group.beat is not None and group.beat.waiting_ms >= STANDING_MS_MIN
+
+
+def silent(group: Group, patience: Patience, now: float, times: int = 1) -> bool:
+    """Whether one in touch has been silent for longer than is borne, or so many times as long."""
+    since = group.asked_s if patience.asks else group.heard
+    return since is not None and now - since > patience.lease_s * times
+
+
+class Look:
+    """One look at all members: who among them is gone, and whom to ask for a sign of life.
 
     Args:
-        members: all members of the newest epoch, `group` among them.
-        group: the one in question.
-        recovering: whether a recovery has asked for promises and waits for them.
-        lease_s: how long a silence is borne, in seconds.
+        members: all members of the newest epoch.
+        waited: groups that were asked for a promise and have not given it; None if there is no recovery.
+        patience: what is borne for how long.
         now: monotonic seconds.
     """
-    if group.gone is not None:
-        return group.gone
-    others = [g for g in members if g is not group]
-    in_touch = sum(g.in_touch for g in members)
-    few = 2 * in_touch < len(members)
-    bound_s = lease_s * (2 if few else 1)
-    silent_s = now - group.heard
-    phase, step = group.where
-    if all(g.gone is not None for g in others):
-        return None  # nobody is left to wait
-    epoch_is_over = recovering or any(g.failed is not None for g in others)
-    stands_s = standing_s(others)
-    if not epoch_is_over and stands_s == 0.0:
+
+    def __init__(self, members: Sequence[Group], waited: Sequence[str] | None, patience: Patience, now: float) -> None:
+        self.members, self.patience, self.now = members, patience, now
+        self.waited = None if waited is None else frozenset(waited)
+        self._here = sum(g.gone is None for g in members)
+        self._failed = sum(g.failed is not None for g in members)
+        self._few = 2 * sum(g.in_touch for g in members) < len(members)
+        standing = [g for g in members if g.gone is None and stands(g) and self._fresh(g)]
+        self._standing = heapq.nlargest(2, standing, key=_waiting_ms)
+
+    @property
+    def nobody_waits(self) -> bool:
+        """Whether nobody can be gone, and nobody needs to be asked."""
+        return self.waited is None and not self._failed and not self._standing
+
+    def verdict(self, group: Group) -> Gone | None:
+        """Whether this member must be left out now, and why."""
+        if group.gone is not None:
+            return group.gone
+        if self._here <= 1:
+            return None  # nobody is left to wait
+        epoch_is_over = self.waited is not None or self._failed > (group.failed is not None)
+        stands_s = self._standing_s(group)
+        if not epoch_is_over and stands_s == 0.0:
+            return None
+        phase, step = group.where
+        times = 2 if self._few else 1
+        bound_s = self.patience.lease_s * times
+        stopped_s = 0.0 if group.beat is None else group.beat.stopped_ms / 1000
+        if stopped_s > self.patience.lease_s:
+            return Gone(f"a rank has been stopped for {stopped_s:.1f} s", "frozen", phase, step)
+        if not epoch_is_over and stands_s < bound_s:
+            return None  # others may still commit, and each commit proves that it lives
+        silent_s = self.now - group.heard
+        if group.connection is None:
+            if epoch_is_over and not self._few and group.hello is not None:
+                return Gone("its manager's stream broke and a member found the epoch broken", "stream", phase, step)
+            if silent_s > self.patience.away_s * times:
+                return Gone(f"its manager's stream broke {silent_s:.1f} s ago", "lease", phase, step)
+        elif silent(group, self.patience, self.now, times):
+            return Gone(f"its manager has been silent for {silent_s:.1f} s", "lease", phase, step)
         return None
-    if group.beat is not None and group.beat.stopped_ms / 1000 > lease_s:
-        return Gone(f"a rank has been stopped for {group.beat.stopped_ms / 1000:.1f} s", "frozen", phase, step)
-    if not epoch_is_over and stands_s < bound_s:
-        return None  # others may still commit, and each commit proves that it lives
-    if group.connection is None:
-        if epoch_is_over and not few and group.hello is not None:
-            return Gone("its manager's stream broke and a member found the epoch broken", "stream", phase, step)
-        if silent_s > bound_s:
-            return Gone(f"its manager's stream broke {silent_s:.1f} s ago", "lease", phase, step)
-    elif silent_s > bound_s:
-        return Gone(f"its manager has been silent for {silent_s:.1f} s", "lease", phase, step)
-    return None
+
+    def to_ask(self) -> list[Group]:
+        """Whom to ask now: those for whom somebody waits, longest silence first, and one who waits.
+
+        Who begins to stand is followed by the others that stand, each with its own word; so they are given a moment.
+        """
+        witness = self._standing[0] if self._standing else None
+        if not self.patience.asks or (witness is None and self.waited is None):
+            return []
+        due = [g for g in self.members if g.in_touch and self._due(g)]
+        if witness is not None and not self._given_a_moment(witness):
+            due = [g for g in due if g is witness]
+        elif self.waited is not None:
+            due = [g for g in due if g.name in self.waited]
+        else:
+            due = [g for g in due if g is witness or self._overdue(g) or not _stands_with(g, witness)]
+        asked = heapq.nsmallest(ASKED_MAX, due, key=_heard)
+        if witness is not None and witness in due and witness not in asked:
+            asked.append(witness)
+        return asked
+
+    def _given_a_moment(self, witness: Group) -> bool:
+        said_s, ask_s = _waiting_ms(witness) / 1000, self.patience.ask_s
+        return said_s >= ask_s and said_s + self.now - witness.heard >= 2.5 * ask_s
+
+    def _overdue(self, group: Group) -> bool:
+        return self.now - group.heard > OVERDUE_BEATS * self.patience.beat_s
+
+    def _standing_s(self, group: Group) -> float:
+        """How long the longest of the others has been standing, as it said itself."""
+        return next((_waiting_ms(g) / 1000 for g in self._standing if g is not group), 0.0)
+
+    def _fresh(self, group: Group) -> bool:
+        return self.now - group.heard <= self.patience.lease_s
+
+    def _due(self, group: Group) -> bool:
+        quiet_s = 1.5 * self.patience.ask_s if group.asked_s is None else self.patience.ask_s
+        return self.now - max(group.heard, group.asked_again_s) >= quiet_s
+
+
+def _stands_with(group: Group, witness: Group | None) -> bool:
+    """Whether it said that it stands in the reduce in which the witness stands."""
+    if witness is None or witness.beat is None or group.beat is None or not stands(group):
+        return False
+    return (group.beat.epoch, group.beat.step) == (witness.beat.epoch, witness.beat.step)
+
+
+def _waiting_ms(group: Group) -> int:
+    return group.beat.waiting_ms if group.beat is not None else 0
+
+
+def _heard(group: Group) -> float:
+    return group.heard

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Entry, Membership, Term
 from lightkeeper.manager import local
 from lightkeeper.manager.actions import Action, ToRanks
+from lightkeeper.manager.beats import Beats
 from lightkeeper.manager.plans import plan_for
 from lightkeeper.manager.settings import Settings
 
 SAY_AFTER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """What the manager sees of a rank from outside.
+
+    Attributes:
+        waiting_s: how long it has been standing in a reduce, 0 if it does not.
+        stopped_s: how long it has been stopped by a signal, 0 if it is not.
+    """
+
+    phase: str
+    step: int
+    waiting_s: float
+    stopped_s: float
 
 
 class Answers:
@@ -61,6 +78,8 @@ class Answers:
         self._clock = now
         self._say_after_s = SAY_AFTER_S
         self._raised_s = now
+        self._views: dict[int, RankView] = {}
+        self._beats = Beats()
         self._waiting_said: tuple[tuple[str, ...], float] = ((), 0.0)
         self._silent_since = now
 

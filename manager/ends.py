@@ -5,28 +5,11 @@ What can be said of the end is said before anything is killed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, End, Kill, Tell
-from lightkeeper.manager.answers import Answers
+from lightkeeper.manager.answers import Answers, RankView
 from lightkeeper.manager.exits import describe_exit
-
-
-@dataclass(frozen=True, slots=True)
-class RankView:
-    """What the manager sees of a rank from outside.
-
-    Attributes:
-        waiting_s: how long it has been standing in a reduce, 0 if it does not.
-        stopped_s: how long it has been stopped by a signal, 0 if it is not.
-    """
-
-    phase: str
-    step: int
-    waiting_s: float
-    stopped_s: float
 
 
 class Ends(Answers):

@@ -14,8 +14,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Epoch
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
-from lightkeeper.manager.answers import SAY_AFTER_S
-from lightkeeper.manager.ends import RankView
+from lightkeeper.manager.answers import SAY_AFTER_S, RankView
 from lightkeeper.manager.votes import Votes
 
 ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
@@ -81,6 +80,7 @@ class GroupMachine(Votes):
         return actions + handler(message, now)
 
     def _welcome(self, welcome: m.Welcome, now: float) -> list[Action]:
+        self._beats.again()
         self.lease_s, self.beat_s, self.in_touch = welcome.lease_ms / 1000, welcome.beat_ms / 1000, True
         if self.acknowledged is None or welcome.term > self.acknowledged:
             self.acknowledged = welcome.term
@@ -131,6 +131,7 @@ class GroupMachine(Votes):
         self.known, self.prepared, self.built, self.activation = membership, [], set(), activate
         self.deferred = None
         self.votes.clear()
+        self._beats.recovered()
         self.attempt, self.failed_epoch, self.suspended = 0, None, False
         shares = {share.group: share.microbatches for share in activate.shares}
         if activate.first_step == self.step:
@@ -240,7 +241,8 @@ class GroupMachine(Votes):
         actions = self._mind_clock(now)
         if self.ending is not None:
             return actions
-        actions.append(Tell(self._beat(views)))
+        self._views = views
+        actions += self._beat_if_due(now)
         if self.errors and now - self._raised_s > ENDS_S_MAX:
             return actions + self._finish(1, "a rank that raised did not end")
         budget_s = self.settings.outage_budget_s if self.known is not None else self.settings.start_budget_s
@@ -265,6 +267,18 @@ class GroupMachine(Votes):
                 f"step {self.step} has been waiting for {waited_s:.0f} s, longer than the outage budget{where}"
             )
         return actions
+
+    def _ask(self, ask: m.Ask, now: float) -> list[Action]:
+        """Somebody waits for this group, or for one that it waits for."""
+        return self._say_beat(self._beat(self._views), now)
+
+    def _beat_if_due(self, now: float) -> list[Action]:
+        beat = self._beat(self._views)
+        return self._say_beat(beat, now) if self._beats.due(beat, self.beat_s, now) else []
+
+    def _say_beat(self, beat: m.Beat, now: float) -> list[Action]:
+        self._beats.said(beat, now)
+        return [Tell(beat)]
 
     def _beat(self, views: dict[int, RankView]) -> m.Beat:
         waiting_s = max((view.waiting_s for view in views.values()), default=0.0)

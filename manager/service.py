@@ -29,7 +29,8 @@ from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import CHANNEL_OPTIONS, join_address, own_address_towards
 from lightkeeper.words import say
 
-LOOK_S = 2.0  # between two looks at what the ranks have started
+LOOK_S = 0.1  # between two looks at what the ranks do
+TREES_S = 2.0  # between two looks at what they have started
 SILENT_S_MIN = 0.5
 FLUSH_S = 1.0
 
@@ -231,10 +232,10 @@ class ManagerService:
         while True:
             views = {rank: view for rank in self.ranks if (view := self._view(rank)) is not None}
             self.act(self.machine.tick(views, time.monotonic()))
-            if time.monotonic() - looked_s > LOOK_S:
+            if time.monotonic() - looked_s > TREES_S:
                 looked_s = time.monotonic()
                 self.trees.look(*self.roots, *self.pids.values())
-            await asyncio.sleep(self.machine.beat_s)
+            await asyncio.sleep(min(self.machine.beat_s, LOOK_S))
 
     def _unauthorised(self, peer: str, what: str) -> None:
         self.say(f"refused {peer}: wrong or missing token")

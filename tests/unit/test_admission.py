@@ -10,6 +10,7 @@ from lightkeeper.lighthouse.admission import View, refusal
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.messages import Beat, Hello, Join, Stop
 from lightkeeper.lighthouse.names import Epoch, Member, Membership, Term
+from lightkeeper.lighthouse.silence import Patience
 
 NOW, LEASE_S = 100.0, 2.0
 
@@ -37,7 +38,9 @@ def verdict(
     speaker: Hello, *groups: Group, newest: Membership | None = None, stopped: Stop | None = None
 ) -> tuple[str, bool] | None:
     config = groups[0].hello if groups else None
-    refused = refusal(speaker, View(config, {g.name: g for g in groups}, newest, stopped), LEASE_S, NOW)
+    refused = refusal(
+        speaker, View(config, {g.name: g for g in groups}, newest, stopped, Patience.of(2, LEASE_S, 0.2), LEASE_S), NOW
+    )
     return None if refused is None else (refused.reason, refused.retry)
 
 

@@ -7,11 +7,15 @@ import pytest
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.messages import Beat, Failed, Hello
 from lightkeeper.lighthouse.names import Epoch, Term
-from lightkeeper.lighthouse.silence import verdict
+from lightkeeper.lighthouse.silence import Look, Patience
 
 LEASE_S = 2.0
 NOW = 100.0
 FAILED = Failed(Epoch(1, Term(1, "lh")), 3, "broken")
+
+
+def verdict(members: list[Group], it: Group, recovering: bool = False) -> Gone | None:
+    return Look(members, () if recovering else None, Patience.of(3, LEASE_S, 0.2), NOW).verdict(it)
 
 
 def member(
@@ -57,7 +61,7 @@ CASES = [
 )
 def test_verdict(what: str, other: dict, itself: dict, recovering: bool, detected_by: str | None) -> None:
     it = member("it", **itself)
-    gone = verdict([member("a", **other), it, member("b")], it, recovering, LEASE_S, NOW)
+    gone = verdict([member("a", **other), it, member("b")], it, recovering)
     assert (gone.detected_by if gone else None) == detected_by
     if gone:
         assert gone.cause and gone.step == 3
@@ -66,16 +70,16 @@ def test_verdict(what: str, other: dict, itself: dict, recovering: bool, detecte
 def test_with_fewer_than_half_in_touch_a_broken_stream_waits_two_leases() -> None:
     it = member("it", connected=False, silent_s=3.9)
     members = [member("a", failed=True), it, member("b", connected=False)]
-    assert verdict(members, it, True, LEASE_S, NOW) is None
+    assert verdict(members, it, True) is None
     it.heard = NOW - 4.1
-    gone = verdict(members, it, True, LEASE_S, NOW)
+    gone = verdict(members, it, True)
     assert gone is not None and gone.detected_by == "lease"
 
 
 def test_who_is_gone_stays_gone_with_the_first_cause() -> None:
     it = member("it")
     it.gone = Gone("killed", "manager")
-    assert verdict([it, member("a")], it, False, LEASE_S, NOW) is it.gone
+    assert verdict([it, member("a")], it) is it.gone
 
 
 def test_a_stream_that_never_stood_is_not_a_broken_one() -> None:
@@ -83,13 +87,13 @@ def test_a_stream_that_never_stood_is_not_a_broken_one() -> None:
     it = member("it", connected=False, silent_s=1.0)
     it.hello = None
     members = [member("a", failed=True), it, member("b")]
-    assert verdict(members, it, True, LEASE_S, NOW) is None
+    assert verdict(members, it, True) is None
     it.heard = NOW - 2.1
-    gone = verdict(members, it, True, LEASE_S, NOW)
+    gone = verdict(members, it, True)
     assert gone is not None and gone.detected_by == "lease"
 
 
 def test_the_dead_wait_for_nobody() -> None:
     it, dead = member("it", silent_s=60.0), member("a", waits_s=60.0, failed=True)
     dead.gone = Gone("killed", "manager")
-    assert verdict([it, dead], it, False, LEASE_S, NOW) is None
+    assert verdict([it, dead], it) is None
