@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term
 
@@ -232,6 +232,7 @@ class Activate:
     Attributes:
         first_step: one past the highest step a promiser committed.
         total: microbatches of the first step.
+        shares: of all members, as the lighthouse decides it; each is told its own.
         entry: the newest entry, which donors hold and the groups named in `donors` fetch.
         cause: why the epoch before it ended.
     """
@@ -243,6 +244,14 @@ class Activate:
     donors: tuple[Donor, ...] = ()
     entry: Entry | None = None
     cause: str = ""
+
+    def for_one(self, group: str) -> Activate:
+        """What is said to one of its members: of shares and donors its own."""
+        slot = self.membership.slot_of(group)
+        mine = () if slot is None else self.shares[slot : slot + 1]
+        if not mine or mine[0].group != group:
+            mine = tuple(share for share in self.shares if share.group == group)
+        return replace(self, shares=mine, donors=tuple(donor for donor in self.donors if donor.group == group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,4 +311,14 @@ class Heal:
     why: str = ""
 
 
-ToManager = Ask | Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The members of an epoch that a `Hello` named are not known here: say it again on a new stream, in full.
+
+    A matter of the stream; the machines neither say nor hear it.
+    """
+
+    epoch: Epoch
+
+
+ToManager = Unknown | Ask | Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands

@@ -17,7 +17,9 @@ from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note
 from lightkeeper.lighthouse.codec import unwrap, wrap
 from lightkeeper.lighthouse.log import JobHistory, LighthouseLog
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
+from lightkeeper.lighthouse.names import Epoch, Membership
 from lightkeeper.lighthouse.notes import event
+from lightkeeper.lighthouse.rosters import Rosters, UnknownEpoch
 from lightkeeper.lighthouse.status import status
 from lightkeeper.protos import lighthouse_pb2_grpc
 from lightkeeper.wire import JOB_KEY, authorised
@@ -30,11 +32,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Stream:
-    """What is still to be sent on one manager's stream; `None` ends it."""
+    """One manager's stream: what is still to be sent on it (`None` ends it), and what both its ends know.
 
-    def __init__(self) -> None:
+    Args:
+        known: finds a membership of a job by its epoch.
+    """
+
+    def __init__(self, known: Callable[[str, Epoch], Membership | None] = lambda job, epoch: None) -> None:
         self.job = ""
         self.group = ""
+        self.begun = False
+        self.rosters = Rosters(elsewhere=lambda epoch: known(self.job, epoch))
         self.outbox: asyncio.Queue[m.ToManager | None] = asyncio.Queue(OUTBOX_MAX)
 
     def put(self, message: m.ToManager | None) -> None:
@@ -81,12 +89,14 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         """One manager's stream, for the life of its group."""
         await self._authorise(context, "Session")
         self._next += 1
-        number, stream = self._next, Stream()
+        number, stream = self._next, Stream(self._known)
         self.streams[number] = stream
         reader = asyncio.create_task(self._read(number, stream, request_iterator, context.peer()))
         try:
             while (message := await stream.outbox.get()) is not None:
-                yield wrap(message)
+                if isinstance(message, m.Activate):
+                    message = message.for_one(stream.group)
+                yield wrap(message, stream.rosters)
         finally:
             reader.cancel()
             self._forget(number)
@@ -129,16 +139,9 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
     async def _read(self, number: int, stream: Stream, requests: AsyncIterator[Any], peer: str) -> None:
         try:
             async for envelope in requests:
-                try:
-                    message = unwrap(envelope)
-                except ValueError as error:
-                    self.say(f"{peer} sent a malformed message ({error}); its stream is closed")
+                message = self._understand(stream, envelope, peer)
+                if message is None:
                     break
-                if not stream.job:
-                    if not isinstance(message, m.Hello):
-                        self.say(f"{peer} did not begin with a hello; its stream is closed")
-                        break
-                    stream.job, stream.group = message.job, message.group
                 machine = self._machine(stream.job)
                 self._carry_out(stream.job, machine.received(number, stream.group, message, time.monotonic()))
         except grpc.aio.AioRpcError:
@@ -146,6 +149,30 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         finally:
             self._forget(number)
             stream.put(None)
+
+    def _understand(self, stream: Stream, envelope: Any, peer: str) -> m.ToLighthouse | None:
+        """The message in an envelope; None if the stream must end, after the reason was said."""
+        if not stream.begun:
+            if envelope.WhichOneof("message") not in (None, "hello"):
+                self.say(f"{peer} did not begin with a hello; its stream is closed")
+                return None
+            stream.job, stream.group = envelope.hello.job, envelope.hello.group
+        try:
+            message: m.ToLighthouse = unwrap(envelope, stream.rosters)
+        except UnknownEpoch as error:
+            stream.put(m.Unknown(error.epoch))
+            return None
+        except ValueError as error:
+            self.say(f"{peer} sent a malformed message ({error}); its stream is closed")
+            return None
+        stream.begun = True
+        return message
+
+    def _known(self, job: str, epoch: Epoch) -> Membership | None:
+        """A membership of this epoch, if a job's machine holds it."""
+        machine = self.jobs.get(job)
+        held = () if machine is None else (machine.newest, *machine.prepared)
+        return next((one for one in held if one is not None and one.epoch == epoch), None)
 
     def _machine(self, job: str) -> JobMachine:
         machine = self.jobs.get(job)
@@ -155,7 +182,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
 
     def _forget(self, number: int) -> None:
         stream = self.streams.pop(number, None)
-        if stream is not None and stream.job:
+        if stream is not None and stream.begun:
             self._carry_out(stream.job, self.jobs[stream.job].disconnected(number, time.monotonic()))
 
     # ------------------------------------------------------------ actions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightkeeper.lighthouse.codec import to_wire
+from lightkeeper.lighthouse.fields import to_wire
 from lightkeeper.lighthouse.machine import JobMachine
 from lightkeeper.protos import lighthouse_pb2
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from lightkeeper.lighthouse.codec import to_wire
+from lightkeeper.lighthouse.fields import to_wire
 from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import local
 from lightkeeper.manager.keys import KeyRefused, Keys

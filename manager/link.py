@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 
 from lightkeeper.lighthouse.codec import unwrap, wrap
-from lightkeeper.lighthouse.messages import Refused, ToLighthouse, ToManager
+from lightkeeper.lighthouse.messages import Refused, ToLighthouse, ToManager, Unknown
+from lightkeeper.lighthouse.rosters import Rosters
 from lightkeeper.protos import lighthouse_pb2_grpc
 from lightkeeper.wire import CHANNEL_OPTIONS, metadata
 
@@ -51,6 +52,7 @@ class LighthouseLink:
         self._task: asyncio.Task[Any] | None = None
         self._ended = False
         self._told = ""
+        self._in_full = False
 
     def put(self, message: ToLighthouse) -> None:
         """Queues a message; dropped while there is no stream, since `Hello` says everything anew."""
@@ -82,11 +84,15 @@ class LighthouseLink:
         """One stream for as long as it stands; returns whether the lighthouse welcomed us on it."""
         self._outbox = asyncio.Queue(OUTBOX_MAX)
         heard = False
+        rosters, self._in_full = Rosters(brief=not self._in_full), False
         self.connected()
-        call = stub.Session(self._requests(self._outbox), metadata=self.metadata)
+        call = stub.Session(self._requests(self._outbox, rosters), metadata=self.metadata)
         try:
             async for envelope in call:
-                message = unwrap(envelope)
+                message = unwrap(envelope, rosters)
+                if isinstance(message, Unknown):
+                    self._in_full = True  # a lighthouse that lost its log: it learns from us who the members were
+                    return True
                 if not heard and not isinstance(message, Refused):
                     heard = self.welcomed = True
                     if self._told:
@@ -104,9 +110,9 @@ class LighthouseLink:
             self.disconnected()
         return heard
 
-    async def _requests(self, outbox: asyncio.Queue[ToLighthouse | None]) -> Any:
+    async def _requests(self, outbox: asyncio.Queue[ToLighthouse | None], rosters: Rosters) -> Any:
         while (message := await outbox.get()) is not None:
-            yield wrap(message)
+            yield wrap(message, rosters)
         self._ended = True
 
     def _say_once(self, line: str) -> None:

@@ -52,6 +52,28 @@ class Membership(_message.Message):
     base: Epoch
     def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
 
+class Roster(_message.Message):
+    __slots__ = ("epoch", "base", "like", "without", "more", "packed")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    LIKE_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    base: Epoch
+    like: Epoch
+    without: _containers.RepeatedScalarFieldContainer[str]
+    more: _containers.RepeatedCompositeFieldContainer[Member]
+    packed: bytes
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., like: _Optional[_Union[Epoch, _Mapping]] = ..., without: _Optional[_Iterable[str]] = ..., more: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., packed: _Optional[bytes] = ...) -> None: ...
+
+class Members(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
 class FromManager(_message.Message):
     __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query", "lost")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -77,7 +99,7 @@ class FromManager(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ...) -> None: ...
 
 class ToManager(_message.Message):
-    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal", "ask")
+    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal", "ask", "unknown")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +111,7 @@ class ToManager(_message.Message):
     COPY_FIELD_NUMBER: _ClassVar[int]
     HEAL_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     prepare: Prepare
@@ -100,7 +123,8 @@ class ToManager(_message.Message):
     copy: Copy
     heal: Heal
     ask: Ask
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ...) -> None: ...
+    unknown: Unknown
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows")
@@ -124,11 +148,11 @@ class Hello(_message.Message):
     minimum: int
     start_window_s: float
     acknowledged: Term
-    known: Membership
-    prepared: _containers.RepeatedCompositeFieldContainer[Membership]
+    known: Roster
+    prepared: _containers.RepeatedCompositeFieldContainer[Roster]
     promised: int
     follows: bool
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Membership, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Membership, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("ranks", "signature", "fingerprint")
@@ -170,12 +194,12 @@ class Promise(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
-    known: Membership
-    prepared: _containers.RepeatedCompositeFieldContainer[Membership]
+    known: Roster
+    prepared: _containers.RepeatedCompositeFieldContainer[Roster]
     last: Entry
     held: _containers.RepeatedScalarFieldContainer[int]
     total: int
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., known: _Optional[_Union[Membership, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Membership, _Mapping]]] = ..., last: _Optional[_Union[Entry, _Mapping]] = ..., held: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., last: _Optional[_Union[Entry, _Mapping]] = ..., held: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("epoch", "step", "error", "suspects")
@@ -260,8 +284,8 @@ class Prepare(_message.Message):
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     base: Epoch
-    planned: Membership
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., planned: _Optional[_Union[Membership, _Mapping]] = ...) -> None: ...
+    planned: Roster
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., planned: _Optional[_Union[Roster, _Mapping]] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("group", "microbatches")
@@ -288,14 +312,14 @@ class Activate(_message.Message):
     DONORS_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
-    membership: Membership
+    membership: Roster
     first_step: int
     total: int
     shares: _containers.RepeatedCompositeFieldContainer[Share]
     donors: _containers.RepeatedCompositeFieldContainer[Donor]
     entry: Entry
     cause: str
-    def __init__(self, membership: _Optional[_Union[Membership, _Mapping]] = ..., first_step: _Optional[int] = ..., total: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., cause: _Optional[str] = ...) -> None: ...
+    def __init__(self, membership: _Optional[_Union[Roster, _Mapping]] = ..., first_step: _Optional[int] = ..., total: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Fence(_message.Message):
     __slots__ = ("reason",)
@@ -336,6 +360,12 @@ class Lost(_message.Message):
 class Ask(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Unknown(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
 
 class Copy(_message.Message):
     __slots__ = ("epoch", "step")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -13,6 +14,7 @@ import grpc.aio
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.log import LighthouseLog
 from lightkeeper.lighthouse.machine import Bounds
+from lightkeeper.lighthouse.names import Epoch, Member, Membership, Term
 from lightkeeper.lighthouse.service import LighthouseService, add_to
 from lightkeeper.manager.link import OUTBOX_MAX, LighthouseLink
 from lightkeeper.manager.machine import GroupMachine
@@ -27,7 +29,8 @@ HELLO = m.Hello("job", "g0", "g0-i1", "127.0.0.1:1", 1, 1)
 class End:
     """A link with everything it called noted down."""
 
-    def __init__(self, address: str, token: str = TOKEN) -> None:
+    def __init__(self, address: str, token: str = TOKEN, hello: m.Hello = HELLO) -> None:
+        self.hello = hello
         self.calls: list[str] = []
         self.heard: list[Any] = []
         self.said: list[str] = []
@@ -37,7 +40,7 @@ class End:
 
     def connected(self) -> None:
         self.calls.append("connected")
-        self.link.put(HELLO)
+        self.link.put(self.hello)
 
     def disconnected(self) -> None:
         self.calls.append("disconnected")
@@ -110,6 +113,27 @@ def test_it_says_once_that_nobody_is_there_names_the_address_and_says_when_it_is
             assert end.said[1:] == [f"the lighthouse at 127.0.0.1:{port} is back"]
             await server.stop(grace=0)
             await until(lambda: len(end.said) == 3, "it does not say that the lighthouse is gone again")
+
+    scene(go)
+
+
+def test_a_lighthouse_that_lost_its_log_learns_from_it_who_the_members_were() -> None:
+    """Its hello names the epoch alone; to one that does not know it, it is said again in full."""
+
+    async def go() -> None:
+        members = tuple(Member(f"g{i}", f"g{i}-i1", f"127.0.0.1:{i}") for i in range(3))
+        known = Membership(Epoch(7, Term(2, "lost")), members)
+        server, service, port = await start()
+        hello = m.Hello("job", "g0", "g0-i1", "127.0.0.1:0", 3, 1, acknowledged=Term(2, "lost"), known=known)
+        end = End(f"127.0.0.1:{port}", hello=hello)
+        async with running(end):
+            await until(lambda: end.heard, "no welcome")
+            assert service.jobs["job"].newest == known and end.calls == ["connected", "disconnected", "connected"]
+            other = End(f"127.0.0.1:{port}", hello=replace(hello, group="g1", incarnation="g1-i1"))
+            async with running(other):
+                await until(lambda: other.heard, "no welcome")
+                assert other.calls == ["connected"], "what one has told it, it knows"
+        await server.stop(grace=0)
 
     scene(go)
 
