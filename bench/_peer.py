@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -15,16 +16,25 @@ from pathlib import Path
 from typing import Any
 
 START_S_MAX = 20.0
+ROUND_S_MAX = 120.0
+CHANNELS = 64
 
 
 @contextmanager
-def lighthouse() -> Iterator[str]:
+def lighthouse(minimum: int = 1) -> Iterator[str]:
     """The peer's lighthouse on a free port, with its default time-outs."""
+    with lighthouse_process(minimum) as (address, _):
+        yield f"http://{address}"
+
+
+@contextmanager
+def lighthouse_process(minimum: int) -> Iterator[tuple[str, int]]:
+    """The same; gives its ``host:port`` and its pid. Its quorum needs `minimum` groups."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     program = Path(sys.executable).parent / "torchft_lighthouse"
-    command = [str(program), "--bind", f"127.0.0.1:{port}", "--min_replicas", "1"]
+    command = [str(program), "--bind", f"127.0.0.1:{port}", "--min_replicas", str(minimum)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + START_S_MAX
@@ -32,7 +42,7 @@ def lighthouse() -> Iterator[str]:
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError("the peer's lighthouse did not start")
             time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
+        yield f"127.0.0.1:{port}", process.pid
     finally:
         process.kill()
         process.wait()
@@ -83,3 +93,47 @@ def train(group: int, steps: int, compute_s: float, gradient_mb: float, die_at: 
         )
     manager.shutdown(wait=False)
     return rows
+
+
+async def quorum_rounds(address: str, groups: int, rounds: int) -> dict[str, Any]:
+    """What its lighthouse takes per step: every group asks for a quorum and waits for the answer.
+
+    Requests are made by hand: a `LighthouseQuorumRequest` has a `QuorumMember` as field 1 with replica_id (1), address
+    (2), store_address (3), step (4) and world_size (5).
+    """
+    import asyncio
+
+    import grpc
+
+    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(min(groups, CHANNELS))]
+    calls: Any = [channel.unary_unary("/torchft.LighthouseService/Quorum") for channel in channels]
+    seconds, size = [], 0
+    for step in range(rounds):
+        start = time.perf_counter()
+        asking = (calls[g % len(calls)](_quorum_request(g, step), timeout=ROUND_S_MAX) for g in range(groups))
+        size = len((await asyncio.gather(*asking))[0])
+        seconds.append(time.perf_counter() - start)
+    for channel in channels:
+        await channel.close()
+    return {"round_s": statistics.median(seconds[1:]), "round_bytes": size * groups}
+
+
+def _quorum_request(group: int, step: int) -> bytes:
+    member = _field(1, f"g{group}:0a1b2c3d-aaaa-bbbb-cccc-0123456789ab".encode())
+    member += _field(2, f"http://host{group}.cluster.local:29511".encode())
+    member += _field(3, f"host{group}.cluster.local:29500".encode())
+    member += (b"\x20" + _varint(step) if step else b"") + b"\x28\x08"
+    return _field(1, member)
+
+
+def _field(number: int, raw: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(raw)) + raw
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])

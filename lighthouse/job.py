@@ -110,13 +110,14 @@ class Job:
         """Why a recovery is needed, or None."""
         if self.newest is None:
             return "first epoch" if self._may_start(now) else None
-        for group in self._members():
+        members = self._members()
+        for group in members:
             if group.gone is not None:
                 return f"{group.name}: {group.gone.cause}"
-        if len(self._members()) < len(self.newest.members):
+        if len(members) < len(self.newest.members):
             names = [member.group for member in self.newest.members if self._member(member.group) is None]
             return f"{', '.join(names)}: {STARTED_AGAIN}"
-        for group in self._members():
+        for group in members:
             if group.failed is not None:
                 return f"{group.name} reported: {group.failed.error}"
         return None
@@ -195,9 +196,10 @@ class Job:
 
     def _members(self) -> list[Group]:
         """Groups of the newest epoch's incarnations, in slot order."""
-        return (
-            [] if self.newest is None else [g for name in self.newest.groups if (g := self._member(name)) is not None]
-        )
+        if self.newest is None:
+            return []
+        found = ((self.groups.get(member.group), member.incarnation) for member in self.newest.members)
+        return [group for group, incarnation in found if group is not None and group.incarnation == incarnation]
 
     def _member(self, name: str) -> Group | None:
         group = self.groups.get(name)

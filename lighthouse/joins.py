@@ -29,11 +29,13 @@ class Joins(Job):
 
     def _heal(self, now: float) -> list[Action]:
         """Tells joiners where to heal from, and members what to copy for them."""
+        if self.newest is None:
+            return []
         joiners = self._joiners(now)
         if not joiners and not self._waits_to_join():
             return self._release()
         asking = [group for group in joiners if group.healing is None]
-        if not asking or self.newest is None:
+        if not asking:
             return []
         actions: list[Action] = []
         if self.copied in (None, BEFORE):

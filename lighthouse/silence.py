@@ -27,7 +27,7 @@ from lightkeeper.lighthouse.group import Gone, Group
 STANDING_MS_MIN = 20
 OFTEN_MAX = 64  # so many groups may beat at the shortest interval: some 320 messages a second
 OVERDUE_BEATS = 2.0
-ASKED_SHARE = 0.75  # of the lease, since it takes somebody a while to say that it stands, and then to be asked
+ASKED_SHARE = 0.65  # of the lease, since it takes somebody a while to say that it stands, and then to be asked
 ASKED_MAX = 32  # in one look: with two looks to an interval no more than `OFTEN_MAX` groups cause
 
 
@@ -147,7 +147,7 @@ class Look:
 
     def _given_a_moment(self, witness: Group) -> bool:
         said_s, ask_s = _waiting_ms(witness) / 1000, self.patience.ask_s
-        return said_s >= ask_s and said_s + self.now - witness.heard >= 2.5 * ask_s
+        return said_s >= ask_s and said_s + self.now - witness.heard >= 2.0 * ask_s
 
     def _overdue(self, group: Group) -> bool:
         return self.now - group.heard > OVERDUE_BEATS * self.patience.beat_s
