@@ -96,6 +96,9 @@ class Job:
                     "this lighthouse may not leave anybody out",
                     since_s,
                 )
+            silent = tuple(g.name for g in self._members() if g.gone is None and g.name not in self.recovery.asked)
+            if silent:
+                return silent, "silent; they are left out once their lease has passed", since_s
             minimum = self.config.minimum if self.config else 0
             return ("any group",), f"at least {minimum} groups", since_s
         joined = self._joined()
