@@ -71,6 +71,7 @@ class Changes(Joins):
         since = now if self.recovery is None else self.recovery.since
         epoch = Epoch(self.highest, self.term)
         self.recovery = Recovery(epoch, cause, since, asked)
+        self._said_s = now  # nothing of it is repeated yet, and nobody is complained of
         base = None if self.newest is None else self.newest.epoch
         actions: list[Action] = [Promised(self.highest)]
         actions.append(
@@ -117,6 +118,7 @@ class Changes(Joins):
         )
         left_out = [group for group in self._members() if group.name not in concluded.members]
         self.newest, self.prepared, self.recovery, self.reigns = membership, [], None, True
+        self._said_s = now
         actions: list[Action] = [Activated(membership), self._activated_note()]
         actions += self._repeat_activation()
         for group in left_out:
