@@ -247,3 +247,18 @@ def test_ranks_that_vote_for_different_things_are_a_bug_and_say_so() -> None:
     world.vote(0, "reduced", 0, at=1)
     world.vote(1, "closed", 0, at=1)
     assert "ranks voted ['closed', 'reduced'] on step 0" in world.ended[0].reason
+
+
+def test_a_rank_that_has_voted_in_the_new_epoch_is_not_sent_back_to_its_beginning_by_one_that_comes_late() -> None:
+    """It would reduce the same entry a second time, alone, while the other groups have committed it."""
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.vote(0, "failed", 0, at=1, error="broken")
+    world.prepare(2)
+    world.activate(2, share=(8, 9))
+    assert world.answers(0)[-1].verdict == "recover"
+    world.vote(0, "reduced", 0, at=2)
+    world.vote(1, "failed", 0, at=1, error="broken")  # only now does rank 1 see that epoch 1 is over
+    assert len(world.answers(0)) == 1 and world.answers(1)[-1].verdict == "recover"
+    world.vote(1, "reduced", 0, at=2)
+    assert world.answer().verdict == "go"
