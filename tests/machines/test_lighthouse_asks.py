@@ -60,7 +60,11 @@ def wait_for(
 def test_the_beat_grows_with_the_groups_and_the_lease_of_who_is_asked_does_not() -> None:
     small, edge, large = (Patience.of(groups, 2.0, 0.2) for groups in (3, OFTEN_MAX, 1024))
     assert small == edge == Patience(beat_s=0.2, asks=False, ask_s=0.2, lease_s=2.0, away_s=2.0)
-    assert large.beat_s == pytest.approx(3.2) and (large.asks, large.ask_s, large.lease_s) == (True, 0.2, pytest.approx(1.3))
+    assert large.beat_s == pytest.approx(3.2) and (large.asks, large.ask_s, large.lease_s) == (
+        True,
+        0.2,
+        pytest.approx(1.3),
+    )
     assert large.away_s == pytest.approx(6.8)
 
 
