@@ -50,6 +50,68 @@ def test_all_that_lag_by_at_most_one_go_on_together_at_one_step_with_all_its_mic
     assert all(steps[names.index(donor.donor)] == high for donor in concluded.donors)
 
 
+def donors_by_hand(steps: list[int]) -> list[tuple[str, str]]:
+    """Each that lags by one, in slot order, asks the one with the entry who was asked least, the lowest slot first."""
+    asked = {slot: 0 for slot, step in enumerate(steps) if step == max(steps)}
+    pairs = []
+    for slot, step in enumerate(steps):
+        if step == max(steps) - 1:
+            donor = next(s for s in sorted(asked) if asked[s] == min(asked.values()))
+            asked[donor] += 1
+            pairs.append((f"g{slot}", f"g{donor}"))
+    return pairs
+
+
+@given(st.lists(st.integers(2, 4), min_size=1, max_size=9))
+def test_donors_are_those_that_choosing_by_hand_gives(steps: list[int]) -> None:
+    names = [f"g{i}" for i in range(len(steps))]
+    concluded = conclude(names, {n: promise(s) for n, s in zip(names, steps, strict=True)})
+    assert [(donor.group, donor.donor) for donor in concluded.donors] == donors_by_hand(steps)
+
+
+GROUPS = ("g0", "g1", "g2")
+subsets = st.lists(st.sampled_from(GROUPS), unique=True, min_size=1).map(lambda names: tuple(sorted(names)))
+
+
+@st.composite
+def recoveries(draw: st.DrawFn) -> tuple[Membership | None, dict[str, Promise]]:
+    """A log, and promises of some groups: each knows an epoch, and planned changes on it."""
+    chain = [membership(number, *draw(subsets)) for number in (1, 2)]
+    on = {
+        m.epoch: [membership(10 * m.epoch.number + i, *draw(subsets), base=m.epoch.number) for i in (0, 1)]
+        for m in chain
+    }
+    logged = draw(st.sampled_from([None, *chain]))
+    promises = {}
+    for name in draw(st.lists(st.sampled_from(GROUPS), unique=True)):
+        known = draw(st.sampled_from(chain))
+        prepared = tuple(draw(st.lists(st.sampled_from(on[known.epoch]), unique_by=lambda m: m.epoch, max_size=2)))
+        promises[name] = promise(known=known, prepared=prepared)
+    return logged, promises
+
+
+def all_heard_by_hand(logged: Membership | None, promises: dict[str, Promise]) -> bool:
+    """Whether each epoch that may be in force has a member that has promised: listed one by one."""
+    named = {m for m in (logged, *(p.known for p in promises.values())) if m is not None}
+    if not named:
+        return True
+    newest = next(m for m in named if all(m.epoch.number >= other.epoch.number for other in named))
+    may_be_in_force = [newest]
+    for one in promises.values():
+        for planned in one.prepared:
+            if planned.base == newest.epoch:
+                may_be_in_force.append(planned)
+    return all(set(m.groups) & set(promises) for m in may_be_in_force)
+
+
+@given(recoveries())
+def test_a_recovery_is_concluded_when_somebody_of_each_epoch_that_may_be_in_force_has_promised(
+    case: tuple[Membership | None, dict[str, Promise]],
+) -> None:
+    logged, promises = case
+    assert (unheard(newest_known(logged, promises), promises) is None) == all_heard_by_hand(logged, promises)
+
+
 def test_what_the_late_held_was_for_another_step() -> None:
     concluded = conclude(["g0", "g1"], {"g0": promise(4, (0, 1), 4), "g1": promise(3, (0, 1, 2, 3), 99)})
     assert [share.microbatches for share in concluded.shares] == [(0, 1), (2, 3)] and concluded.total == 4
