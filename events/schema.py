@@ -242,6 +242,15 @@ class HealFailed(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class BuildFailed(Event, frozen=True, kw_only=True):
+    """The process groups of a planned epoch could not be built in `group`; it is prepared anew."""
+
+    epoch: int
+    term: int
+    members: tuple[str, ...]
+    error: str
+
+
 class Copied(Event, frozen=True, kw_only=True):
     """A member copies its state for a joiner; `pause_s` is what that cost its training thread at the boundary."""
 
@@ -370,7 +379,7 @@ class Unknown(Event, frozen=True, kw_only=True):
 KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
-    Committed, Adopted, Recovered, Healing, HealFailed, Copied, Healed, Rejoined, Diverged,
+    Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged,
     FaultInjected, GroupLost, ReduceFailed, Fenced, UserError, Unauthorised, EventsDropped,
 )  # fmt: skip
 

@@ -118,6 +118,7 @@ class Changes(Joins):
         )
         left_out = [group for group in self._members() if group.name not in concluded.members]
         self.newest, self.prepared, self.recovery, self.reigns = membership, [], None, True
+        self.unbuilt_s, self.unbuilt_times = None, 0
         self._said_s = now
         actions: list[Action] = [Activated(membership), self._activated_note()]
         actions += self._repeat_activation()
@@ -166,11 +167,12 @@ class Changes(Joins):
         staying = tuple(member for member in self.newest.members if member.group not in leavers)
         members = staying + tuple(group.member() for group in sorted(joiners, key=lambda group: group.name))
         latest = self._planned()
-        if latest is not None and (latest.members == members or not self._replaces(latest, leavers)):
+        anew = self.unbuilt_s is not None and now >= self.unbuilt_s
+        if latest is not None and not anew and (latest.members == members or not self._replaces(latest, leavers)):
             return []
-        if latest is None and members == self.newest.members:
+        if members == self.newest.members and (latest is None or anew):
             return []
-        self.highest += 1
+        self.highest, self.unbuilt_s = self.highest + 1, None
         planned = Membership(Epoch(self.highest, self.term), members, self.newest.epoch)
         self.prepared.append(planned)
         prepare = m.Prepare(planned.epoch, self.newest.epoch, planned)
@@ -203,7 +205,7 @@ class Changes(Joins):
     def _planned_is_in_force(self, planned: Membership) -> list[Action]:
         """A member shows that the entries have activated this planned epoch."""
         old, self.newest, self.prepared = self.newest, planned, []
-        self.activation = None
+        self.activation, self.unbuilt_s, self.unbuilt_times = None, None, 0
         for name in old.groups if old else ():
             if self._member(name) is None and (group := self.groups.get(name)) is not None:
                 group.gone = Gone(f"left: {group.leaving}", "left")

@@ -62,6 +62,8 @@ class Job:
         """No epoch is in force, and nothing is under way; epoch numbers and fenced incarnations are remembered."""
         self.newest: Membership | None = None
         self.prepared: list[Membership] = []  # planned changes on the newest epoch
+        self.unbuilt_s: float | None = None  # the newest of them could not be built: not prepared anew before
+        self.unbuilt_times = 0
         self.reigns = True
         self.config: m.Hello | None = None
         self.reference: tuple[str, m.Join] | None = None

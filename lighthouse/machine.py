@@ -286,6 +286,19 @@ class JobMachine(Changes):
         note = {"group": group.name, "incarnation": group.incarnation, "reason": lost.reason}
         return [Note("heal_failed", note)]
 
+    def _unbuilt(self, group: Group, unbuilt: m.Unbuilt, now: float) -> list[Action]:
+        planned = self._planned()
+        if planned is None or unbuilt.epoch != planned.epoch or self.unbuilt_s is not None:
+            return []
+        self.unbuilt_times += 1
+        again_s = min(BACKOFF_S, AGAIN_S * 2**self.unbuilt_times)
+        self.unbuilt_s = now + again_s
+        if self.unbuilt_times > 1:  # who leaves does not wait for a joiner that somebody cannot reach
+            for joiner in (g for g in self._joiners(now) if planned.slot_of(g.name) is not None):
+                joiner.admit_s = self.unbuilt_s + again_s
+        note = {"group": group.name, "epoch": planned.epoch, "members": list(planned.groups), "error": unbuilt.error}
+        return [Note("build_failed", note)]
+
     def _query(self, group: Group, query: m.Query, now: float) -> list[Action]:
         if self.newest is None or self._member(group.name) is None:
             return []

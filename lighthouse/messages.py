@@ -169,7 +169,15 @@ class Lost:
     reason: str
 
 
-ToLighthouse = Lost | Hello | Join | Beat | Promise | Failed | Died | Leave | Finished | Query
+@dataclass(frozen=True, slots=True)
+class Unbuilt:
+    """The process groups of this planned epoch cannot be built here: it is to be prepared anew, or not at all."""
+
+    epoch: Epoch
+    error: str
+
+
+ToLighthouse = Unbuilt | Lost | Hello | Join | Beat | Promise | Failed | Died | Leave | Finished | Query
 
 # ---------------------------------------------------------------- lighthouse to manager
 

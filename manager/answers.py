@@ -93,7 +93,7 @@ class Answers:
         return actions
 
     def _recover(self, rank: int) -> local.Answer | None:
-        """What to do in the newest epoch; None while it is not activated yet, or if the rank has voted in it already."""
+        """What to do in the newest epoch; None while it is not activated yet, or if the rank voted in it already."""
         if rank in self.votes:
             return None
         if self.activation is None or self.known is None or self.promised > self.known.epoch.number:

@@ -10,6 +10,8 @@ from lightkeeper.manager import local
 from lightkeeper.manager.client import EpochKeys, ManagerClient
 from lightkeeper.manager.groups import Build, EpochGroup, GroupFailed, start_build
 
+ERROR_CHARS_MAX = 2_000
+
 
 class Epochs:
     """All groups derived from an epoch end together.
@@ -109,8 +111,10 @@ class Epochs:
             return
         try:
             build.wait()
-        except GroupFailed:
-            return  # a newer change replaces it; nobody waits for this one
+        except GroupFailed as failed:
+            if failed.aborted is None:  # else a newer change replaces it
+                self._client.send(local.BuildFailed(epoch=epoch, error=str(failed)[:ERROR_CHARS_MAX]))
+            return
         self._client.send(local.Built(epoch=epoch))
 
 

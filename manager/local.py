@@ -84,6 +84,13 @@ class Built(Message, frozen=True, kw_only=True):
     epoch: int
 
 
+class BuildFailed(Message, frozen=True, kw_only=True):
+    """The process groups of a planned epoch cannot be built here."""
+
+    epoch: int
+    error: str
+
+
 class RankError(Message, frozen=True, kw_only=True):
     """An exception that started in the user's code is about to end this rank."""
 
@@ -119,7 +126,7 @@ class GetKey(Message, frozen=True, kw_only=True):
     request: int
 
 
-FromRank = Register | Ready | Vote | Built | RankError | AskLeave | SetKey | GetKey
+FromRank = Register | Ready | Vote | Built | BuildFailed | RankError | AskLeave | SetKey | GetKey
 
 # ---------------------------------------------------------------- manager to rank
 

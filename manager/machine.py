@@ -202,6 +202,9 @@ class GroupMachine(Votes):
         if isinstance(message, local.Built):
             if self.prepared and message.epoch == self.prepared[-1].epoch.number:
                 self.built.add(rank)
+        elif isinstance(message, local.BuildFailed):
+            if self.prepared and message.epoch == self.prepared[-1].epoch.number:
+                actions.append(Tell(m.Unbuilt(self.prepared[-1].epoch, f"rank {rank}: {message.error}")))
         elif isinstance(message, local.RankError):
             self.errors[rank] = message
             self._raised_s = now

@@ -75,7 +75,7 @@ class Members(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class FromManager(_message.Message):
-    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query", "lost")
+    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query", "lost", "unbuilt")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class FromManager(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    UNBUILT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     join: Join
     beat: Beat
@@ -96,7 +97,8 @@ class FromManager(_message.Message):
     finished: Finished
     query: Query
     lost: Lost
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ...) -> None: ...
+    unbuilt: Unbuilt
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., unbuilt: _Optional[_Union[Unbuilt, _Mapping]] = ...) -> None: ...
 
 class ToManager(_message.Message):
     __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal", "ask", "unknown")
@@ -350,6 +352,14 @@ class Stands(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
+
+class Unbuilt(_message.Message):
+    __slots__ = ("epoch", "error")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    error: str
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Lost(_message.Message):
     __slots__ = ("reason",)

@@ -138,6 +138,11 @@ class Play:
                 self.groups[name], self.groups[name].machine.rank_says(0, local.Built(epoch=int(number)), self.now)
             )
 
+    def do_unbuilt(self, number: str, name: str, *error: str) -> None:
+        """``unbuilt 2 g0 timed out``: its process group of that epoch could not be built."""
+        failed = local.BuildFailed(epoch=int(number), error=" ".join(error))
+        self._act(self.groups[name], self.groups[name].machine.rank_says(0, failed, self.now))
+
     def do_killed(self, name: str) -> None:
         """``killed g2``: SIGKILL of its rank; its manager sees it."""
         group = self.groups[name]

@@ -94,7 +94,16 @@ def _build(build: local.Build) -> str | None:
 
 
 def _note(note: Note) -> str | None:
-    if note.kind not in ("group_lost", "fenced", "refused", "healing", "heal_failed", "waiting", "job_stopped"):
+    if note.kind not in (
+        "group_lost",
+        "fenced",
+        "refused",
+        "healing",
+        "heal_failed",
+        "build_failed",
+        "waiting",
+        "job_stopped",
+    ):
         return None
     fields = {name: value for name, value in note.fields.items() if name not in ("incarnation", "since_s")}
     return f"{note.kind} " + " ".join(f"{name}={value}" for name, value in fields.items())
@@ -113,6 +122,7 @@ _WORDS: dict[type, Callable[[Any], str | None]] = {
     m.Leave: lambda leave: f"Leave: {leave.reason}",
     m.Finished: lambda finished: f"Finished: step {finished.step} of e{finished.epoch.number} is the end",
     m.Query: lambda query: f"Query: does e{query.epoch.number} stand?",
+    m.Unbuilt: lambda unbuilt: f"Unbuilt: e{unbuilt.epoch.number}: {unbuilt.error}",
     m.Lost: lambda lost: f"Lost: {lost.reason}",
     m.Welcome: lambda welcome: f"Welcome by term {welcome.term}",
     m.Refused: lambda refused: f"Refused{' for now' if refused.retry else ''}: {refused.reason}",

@@ -62,6 +62,7 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "type": "T",
         "message": "m",
         "peer": "p",
+        "error": "e",
         "what": "w",
         "count": 2,
         "pause_s": 0.002,
