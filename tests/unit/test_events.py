@@ -63,6 +63,8 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "message": "m",
         "peer": "p",
         "error": "e",
+        "term": 1,
+        "members": ("g0",),
         "what": "w",
         "count": 2,
         "pause_s": 0.002,
