@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lightkeeper.events import summary
+from lightkeeper.events import lineage, summary
 from lightkeeper.events.schema import Event, FaultInjected, Unknown, kind_of
 
 _HEADER = {field.name for field in msgspec.structs.fields(Event)}
@@ -59,8 +59,8 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
     Returns:
         The lines, and whether every rule that applies holds.
     """
-    faulty, ended = bool(summary.pick(events, FaultInjected)), summary.has_ended(events)
-    settled = None if ended else summary.settled_steps(events)
+    faulty, ended = bool(lineage.pick(events, FaultInjected)), lineage.has_ended(events)
+    settled = None if ended else lineage.settled_steps(events)
     lines = [] if ended else [_row("the run", "", "", f"has not ended; {settled} steps are settled")]
     lines.append(_row("groups lost", "", "", _lost(events)))
     rules: dict[str, summary.Finding | str] = {

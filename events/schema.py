@@ -221,12 +221,16 @@ class Adopted(Event, frozen=True, kw_only=True):
 
 
 class Diverged(Event, frozen=True, kw_only=True):
-    """At the end of the run the groups do not hold the same parameters and optimizer state: this rank's digest; or, at
-    a step, their optimizers do not have the same settings: "settings" in its place.
-    """
+    """At the end of the run the groups do not hold the same parameters and optimizer state: this rank's digest."""
 
     step: int
     fingerprint: str = ""
+
+
+class SettingsDiffer(Event, frozen=True, kw_only=True):
+    """In the entry of this step the groups' optimizers do not have the same settings: their states go apart."""
+
+    step: int
 
 
 class Healing(Event, frozen=True, kw_only=True):
@@ -379,7 +383,7 @@ class Unknown(Event, frozen=True, kw_only=True):
 KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
-    Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged,
+    Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged, SettingsDiffer,
     FaultInjected, GroupLost, ReduceFailed, Fenced, UserError, Unauthorised, EventsDropped,
 )  # fmt: skip
 

@@ -8,15 +8,14 @@ does not hold: no check passes because nothing was recorded.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import TypeVar
 
+from lightkeeper.events.lineage import Lineage, lineage, live_groups, lost_groups, lost_incarnations, members_at, pick
 from lightkeeper.events.reader import seconds_between
 from lightkeeper.events.schema import (
-    Activated,
     Adopted,
     Committed,
     Copied,
@@ -26,13 +25,11 @@ from lightkeeper.events.schema import (
     Finished,
     GroupLost,
     Healed,
-    JobStopped,
     ProcessStarted,
     Recovered,
     Rejoined,
+    SettingsDiffer,
 )
-
-T = TypeVar("T", bound=Event)
 
 NORMAL_STEPS = 10  # a normal iteration is the median of this many before the fault
 PACE_STEPS_MIN = 3  # fewer iterations than this do not tell a pace
@@ -102,79 +99,6 @@ class Rejoin:
     survivors: tuple[Stall, ...] = ()
 
 
-@dataclass
-class Lineage:
-    """Which entry of each step is the run's, and who committed it.
-
-    Attributes:
-        epoch_of: step to the (epoch, term) in the name of its entry.
-        commits: step to the commits of that entry, all groups and ranks.
-        discarded: commits under another name: thrown away.
-    """
-
-    epoch_of: dict[int, tuple[int, int]] = field(default_factory=dict)
-    commits: dict[int, list[Committed]] = field(default_factory=dict)
-    discarded: list[Committed] = field(default_factory=list)
-
-    @property
-    def last_step(self) -> int:
-        """Highest step of the lineage, -1 if there is none."""
-        return max(self.epoch_of, default=-1)
-
-
-def pick(events: Iterable[Event], kind: type[T]) -> list[T]:
-    """The events of one kind, in order."""
-    return [event for event in events if isinstance(event, kind)]
-
-
-def lineage(events: Sequence[Event]) -> Lineage:
-    """The entry of the highest epoch, for each step."""
-    result = Lineage()
-    commits = pick(events, Committed)
-    for commit in commits:
-        name = (commit.epoch, commit.term)
-        result.epoch_of[commit.step] = max(result.epoch_of.get(commit.step, name), name)
-    for commit in commits:
-        if (commit.epoch, commit.term) == result.epoch_of[commit.step]:
-            result.commits.setdefault(commit.step, []).append(commit)
-        else:
-            result.discarded.append(commit)
-    return result
-
-
-def live_groups(events: Sequence[Event]) -> set[str]:
-    """Groups that committed the last step of the lineage."""
-    line = lineage(events)
-    return {commit.group for commit in line.commits.get(line.last_step, [])}
-
-
-def lost_groups(events: Sequence[Event]) -> set[tuple[str, str]]:
-    """(group, incarnation) of every group that was held to be gone or was hit by an injected fault."""
-    kinds = (GroupLost, FaultInjected)
-    return {(event.group, event.incarnation) for event in events if isinstance(event, kinds)}
-
-
-def has_ended(events: Sequence[Event]) -> bool:
-    """Somebody wrote that the run is finished, or that the job has stopped."""
-    return any(isinstance(event, Finished | JobStopped) for event in events)
-
-
-def settled_steps(events: Sequence[Event]) -> int:
-    """Steps that every member of the newest epoch has committed: of a run that goes on, the later ones are open."""
-    line, members, last = lineage(events), _members_at(events), dict[str, int]()
-    for commits in line.commits.values():
-        for commit in commits:
-            last[commit.group] = max(last.get(commit.group, -1), commit.step)
-    return 1 + min((last.get(group, -1) for group in members(line.last_step)), default=line.last_step)
-
-
-def _lost_incarnations(events: Sequence[Event]) -> set[tuple[str, str]]:
-    return {name for name in lost_groups(events) if name[1]}
-
-
-# --- samples ------------------------------------------------------------------------------------------------
-
-
 def samples_exactly_once(events: Sequence[Event], steps: int | None = None) -> Finding:
     """Every microbatch of every committed step is in the run exactly once.
 
@@ -191,7 +115,7 @@ def samples_exactly_once(events: Sequence[Event], steps: int | None = None) -> F
     if wanted <= 0:
         return Finding(False, "no step was committed")
     consumed = 0
-    members = _members_at(events)
+    members = members_at(events)
     for step in range(wanted):
         commits = line.commits.get(step)
         if not commits:
@@ -229,17 +153,6 @@ def _step_is_whole(step: int, commits: list[Committed], members: set[str], lost:
     if silent and all(commit.counted == total for commit in commits):
         return ""
     return f"step {step}: microbatches {missing} were consumed by nobody"
-
-
-def _members_at(events: Sequence[Event]) -> Callable[[int], set[str]]:
-    """A function from a step to the members of the epoch it was committed in."""
-    line = lineage(events)
-    members = {(event.epoch, event.term): set(event.members) for event in pick(events, Activated)}
-
-    def at(step: int) -> set[str]:
-        return members.get(line.epoch_of.get(step, (-1, 0)), set())
-
-    return at
 
 
 # --- faults -------------------------------------------------------------------------------------------------
@@ -390,7 +303,7 @@ def steps_lost(events: Sequence[Event]) -> Finding:
     if not stayed:
         return Finding(False, "no step was committed")
     line = lineage(events)
-    gone = _lost_incarnations(events)  # what they threw away is no work of a group that stayed
+    gone = lost_incarnations(events)  # what they threw away is no work of a group that stayed
     kept = [c for c in line.discarded if c.group in stayed and (c.group, c.incarnation) not in gone]
     lost = {(commit.group, commit.step) for commit in kept}
     again: Counter[tuple[str, str, int, int]] = Counter()
@@ -403,7 +316,7 @@ def steps_lost(events: Sequence[Event]) -> Finding:
 
 def recomputed_by_survivors(events: Sequence[Event]) -> Finding:
     """Microbatches for which a group that stayed ran forward and backward more than once; must be 0."""
-    stayed, gone = live_groups(events), _lost_incarnations(events)
+    stayed, gone = live_groups(events), lost_incarnations(events)
     line = lineage(events)
     live = (c for step in line.commits.values() for c in step if c.group in stayed and c.live)
     commits = [c for c in live if (c.group, c.incarnation) not in gone]
@@ -448,9 +361,10 @@ def fingerprints_equal(events: Sequence[Event]) -> Finding:
     for (steps, rank), by_group in sorted(seen.items()):
         if len(set(by_group.values())) > 1:
             return Finding(False, f"after {steps} steps, rank {rank}: fingerprints differ: {by_group}", compared)
-    diverged = sorted({event.group for event in pick(events, Diverged)})
-    if diverged:
-        differing = f"at the end the groups do not hold the same bits, say {', '.join(diverged)}"
+    if unlike := pick(events, SettingsDiffer):
+        differing = f"in step {unlike[0].step} the optimizers have different settings, say {_who(unlike)}"
+    elif diverged := pick(events, Diverged):
+        differing = f"at the end the groups do not hold the same bits, say {_who(diverged)}"
     if differing:
         return Finding(False, differing, compared)
     told = {group for (steps, _), by_group in seen.items() if steps > line.last_step for group in by_group}
@@ -458,6 +372,10 @@ def fingerprints_equal(events: Sequence[Event]) -> Finding:
     if without:
         return Finding(False, f"at the end: no fingerprint from {', '.join(without)}", compared)
     return Finding(True, "", compared)
+
+
+def _who(events: Iterable[Event]) -> str:
+    return ", ".join(sorted({event.group for event in events}))
 
 
 def one_lineage(events: Sequence[Event]) -> Finding:

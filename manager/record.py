@@ -176,7 +176,7 @@ class StepRecord:
         if self._settings_differ:
             return
         self._settings_differ = True
-        self.write(schema.Diverged(step=step, fingerprint="settings"))
+        self.write(schema.SettingsDiffer(step=step))
         say(
             f"lightkeeper: step {step}: the groups' optimizers do NOT have the same learning rate and settings, and go "
             "apart from here; is a scheduler, or something else that sets them, not given to manager.register()?"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightkeeper.demo.options import DemoOptions
-from lightkeeper.events import summary
+from lightkeeper.events import lineage, summary
 from lightkeeper.events.reader import seconds_between
 from lightkeeper.events.schema import Committed, Event, FaultInjected, ProcessStarted, Recovered
 
@@ -118,7 +118,7 @@ def build(options: DemoOptions, outcome: Outcome, reference: Outcome | None) -> 
 
 def _fault_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None:
     events = outcome.events
-    fault = next(iter(summary.pick(events, FaultInjected)), None)
+    fault = next(iter(lineage.pick(events, FaultInjected)), None)
     if fault is None:
         report.add("fault", f"{options.fault} was asked for and did not happen", False)
         return
@@ -173,10 +173,10 @@ def _rejoined(outcome: Outcome) -> summary.Rejoin | None:
 
 def _why_not_back(options: DemoOptions, outcome: Outcome) -> tuple[str, bool | None]:
     """Too few steps to come back is no fault of the group; anything else is."""
-    starts = [e for e in summary.pick(outcome.events, ProcessStarted) if e.group == outcome.victim and e.child]
+    starts = [e for e in lineage.pick(outcome.events, ProcessStarted) if e.group == outcome.victim and e.child]
     if not starts:
         return f"{outcome.victim} was not started again: the run ended before it could be", None
-    last = summary.pick(outcome.events, Committed)[-1]
+    last = lineage.pick(outcome.events, Committed)[-1]
     went_on_s = max(0.0, seconds_between(starts[-1], last))
     if went_on_s > REJOIN_S_MAX or outcome.trouble:
         return f"{outcome.victim} was started again and did not come back within {went_on_s:.1f} s", False
@@ -185,7 +185,7 @@ def _why_not_back(options: DemoOptions, outcome: Outcome) -> tuple[str, bool | N
 
 
 def _stood_line(report: Report, options: DemoOptions, stalls: Sequence[summary.Stall], events: Sequence[Event]) -> None:
-    name, gaps = "survivors stood for", [event.stall_s for event in summary.pick(events, Recovered)]
+    name, gaps = "survivors stood for", [event.stall_s for event in lineage.pick(events, Recovered)]
     if not stalls:
         report.add(name, "unknown", False, survivors_stood_s=None)
         return
@@ -202,7 +202,7 @@ def _stood_line(report: Report, options: DemoOptions, stalls: Sequence[summary.S
 def _state_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None:
     events = outcome.events
     lost = summary.steps_lost(events)
-    reached = summary.lineage(events).last_step + 1
+    reached = lineage.lineage(events).last_step + 1
     text = f"{lost.value}" if lost.holds else lost.why
     if reached != options.steps:
         text += f"; only {reached} of {options.steps} steps were committed"
@@ -218,12 +218,12 @@ def _state_lines(report: Report, options: DemoOptions, outcome: Outcome) -> None
     text = f"yes, {once.value} microbatches" if once.holds else f"no: {once.why}"
     report.add("samples consumed exactly once", text, once.holds, samples_exactly_once=once.holds)
     same = summary.fingerprints_equal(events)
-    live = ", ".join(sorted(summary.live_groups(events))) or "nobody"
+    live = ", ".join(sorted(lineage.live_groups(events))) or "nobody"
     text = f"yes: {live}" if same.holds else f"no: {same.why}"
-    everyone = len(summary.live_groups(events)) == _expected(options, outcome)
+    everyone = len(lineage.live_groups(events)) == _expected(options, outcome)
     if same.holds and not everyone:
         text = f"only of {live}, {_expected(options, outcome)} groups should be there"
-    text += f" ({len(summary.live_groups(events))} of {options.groups})"
+    text += f" ({len(lineage.live_groups(events))} of {options.groups})"
     report.add("fingerprints equal", text, same.holds and everyone, fingerprints_equal=same.holds)
     line = summary.one_lineage(events)
     report.add("one lineage", line.why or "yes", line.holds)

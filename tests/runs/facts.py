@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lightkeeper.events import schema
+from lightkeeper.events.lineage import lineage, pick
 from lightkeeper.events.reader import Torn
 from lightkeeper.events.summary import (
     fingerprints_equal,
-    lineage,
     one_lineage,
-    pick,
     recomputed_by_survivors,
     samples_exactly_once,
     steps_lost,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness import Job
 
 from lightkeeper.events import schema
-from lightkeeper.events.summary import lineage
+from lightkeeper.events.lineage import lineage
 
 STEPS, AT = 10, 5
 ALL = {"g0", "g1", "g2"}

@@ -294,7 +294,7 @@ def test_a_scheduler_that_was_forgotten_shows_in_the_first_step_after_the_rejoin
     facts = job.finish()
     assert {facts.codes[name] for name in ("g0", "g1", "g2-again")} == {0}
     first = facts.one(schema.Rejoined).step
-    told = [e for e in facts.all(schema.Diverged) if e.fingerprint == "settings"]
+    told = facts.all(schema.SettingsDiffer)
     assert {e.group for e in told} == set(ALL) and {e.step for e in told} == {first}
     assert "learning rate" in facts.said["g2-again"] and "manager.register()" in facts.said["g0"]
 

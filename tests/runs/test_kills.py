@@ -6,8 +6,8 @@ import pytest
 from harness import Job, names
 
 from lightkeeper.events import schema
+from lightkeeper.events.lineage import lineage
 from lightkeeper.events.reader import seconds_between
-from lightkeeper.events.summary import lineage
 
 STEPS, AT = 10, 5
 LIVE = {"g0", "g1"}

@@ -23,13 +23,13 @@ from event_runs import (
     without,
 )
 
-from lightkeeper.events import pretty, schema, summary
+from lightkeeper.events import lineage, pretty, schema, summary
 from lightkeeper.events.schema import Adopted, Committed, Event, FaultInjected, GroupLost
 
 
 def test_all_rules_hold_on_a_good_run() -> None:
     run = good_run()
-    assert summary.live_groups(run) == {"g0", "g2"}
+    assert lineage.live_groups(run) == {"g0", "g2"}
     assert summary.samples_exactly_once(run, STEPS) == summary.Finding(True, "", STEPS * 6)
     assert summary.steps_lost(run) == summary.Finding(True, "", 0)
     assert summary.recomputed_by_survivors(run) == summary.Finding(True, "", 0)
@@ -112,6 +112,8 @@ def test_other_rules_fail() -> None:
     assert "no fingerprint" in summary.fingerprints_equal(swap(run, "g2", STEPS - 1, fingerprint=None)).why
     assert not summary.fingerprints_equal([]).holds
     assert not summary.fingerprints_equal([*run, schema.Diverged(step=STEPS, group="g0")]).holds
+    unlike = summary.fingerprints_equal([*run, schema.SettingsDiffer(step=7, group="g1")])
+    assert not unlike.holds and unlike.why == "in step 7 the optimizers have different settings, say g1"
     assert not summary.fault_fired(run, "freeze").holds
     no_lost = [event for event in run if not isinstance(event, GroupLost)]
     assert "nobody reported" in summary.detected_after(no_lost).why
@@ -166,7 +168,7 @@ def test_all_rules_hold_over_a_rejoin() -> None:
     run = returning_run()
     lines, holds = pretty.summary_lines([*run, schema.Finished(step=END)])
     assert holds, lines
-    assert summary.live_groups(run) == {"g0", "g1", "g2"}
+    assert lineage.live_groups(run) == {"g0", "g1", "g2"}
     text = "at step 18, 3.0 s after its new start, with 2.0 MiB at 4 MiB/s and 1 entries replayed"
     assert any(line.startswith("rejoined: g1") and text in line for line in lines)
     assert not summary.fingerprints_equal(swap(run, "g1", END - 1, fingerprint="other")).holds
