@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,6 @@ from lightkeeper.manager.beats import Beats
 from lightkeeper.protos import lighthouse_pb2
 from lightkeeper.wire import CHANNEL_OPTIONS, metadata
 
-JOB = "bench"
 METHOD = "/lightkeeper.v1.Lighthouse/Session"
 LOOK_S = 0.1
 SLICES = 20  # of a look, so that not all of them beat at once
@@ -51,6 +51,7 @@ class Fleet:
     address: str
     token: str
     size: int
+    job: str = "bench"
     step: int = 0
     stands_since: float | None = None
     up_bytes: int = 0
@@ -96,6 +97,7 @@ class Simulated:
     Attributes:
         mute: it neither says nor reads anything, and its connection stands: a host that is cut off.
         heard: when it was last told what, by kind (monotonic seconds).
+        told: how often it was told what, by kind.
     """
 
     def __init__(self, fleet: Fleet, index: int, start: int = 1) -> None:
@@ -106,6 +108,7 @@ class Simulated:
         self.phase = "compute"
         self.mute = False
         self.heard: dict[str, float] = {}
+        self.told: Counter[str] = Counter()
         self.beat_s = WAIT_S_MAX
         self._beats = Beats()
         self._rosters = Rosters(brief=True)
@@ -121,10 +124,10 @@ class Simulated:
     def join(self) -> None:
         """Opens its stream, and comes as a group whose ranks are ready."""
         session: Any = self._channel.stream_stream(METHOD)
-        call = session(self._requests(), metadata=metadata(self.fleet.token, JOB))
+        call = session(self._requests(), metadata=metadata(self.fleet.token, self.fleet.job))
         self._task = asyncio.create_task(self._read(call))
         fleet = self.fleet
-        self.say(m.Hello(JOB, self.group, self.incarnation, self._address(29511), fleet.size, 1))
+        self.say(m.Hello(fleet.job, self.group, self.incarnation, self._address(29511), fleet.size, 1))
         self.say(m.Join((self._address(29512),), {"w": "float32[2]"}, "same"))
 
     async def close(self) -> None:
@@ -179,6 +182,7 @@ class Simulated:
         self.fleet.messages += 1
         message = unwrap(lighthouse_pb2.ToManager.FromString(data), self._rosters)
         self.heard[type(message).__name__] = now
+        self.told[type(message).__name__] += 1
         if isinstance(message, m.Welcome):
             self.beat_s = message.beat_ms / 1000
         elif isinstance(message, m.Ask):

@@ -21,6 +21,7 @@ from lightkeeper.lighthouse.signature import differences
 from lightkeeper.lighthouse.silence import stands
 
 REPEAT_S = 1.0
+STRANGERS_KEPT_MAX = 1_000
 
 __all__ = ["Bounds", "JobMachine"]
 
@@ -64,7 +65,17 @@ class JobMachine(Changes):
                 group.hears(now)
                 if group.gone is None and (self.newest is None or self._member(group.name) is None):
                     group.gone = Gone("it went away before it was a member", "stream")
+        self._trim()
         return self._consider(now)
+
+    def _trim(self) -> None:
+        """Groups that are gone and were no members are remembered, for a group that flaps; not without end."""
+        if len(self.groups) <= STRANGERS_KEPT_MAX + (len(self.newest.members) if self.newest else 0):
+            return
+        strangers = [g.name for g in self.groups.values() if g.gone is not None and self._member(g.name) is None]
+        for name in strangers[: len(strangers) // 2]:
+            if name not in self.errors:
+                del self.groups[name]
 
     def tick(self, now: float) -> list[Action]:
         """Time passes; at least every beat."""

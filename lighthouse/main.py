@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import sys
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ def run(options: Options) -> int:
 
 
 async def _serve(options: Options, events: EventLog | None) -> int:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for every manager
     host, port = split_address(options.bind)
     bounds = options.bounds
     log = LighthouseLog(options.log)

@@ -28,6 +28,11 @@ from lightkeeper.words import Seldom
 OUTBOX_MAX = 1_000
 STREAMS_END_S = 0.5
 SHOWN_CHARS_MAX = 300
+HELLO_S_MAX = 10.0  # for a stream to begin with it
+NAME_CHARS_MAX = 256
+MESSAGES_PER_S_MAX = 200.0  # on one stream, for long; a manager sends five, and with the shortest lease a hundred
+MESSAGES_AT_ONCE_MAX = 1_000.0
+REFUSALS_PER_S_MAX = 20  # of which a line and an event are written
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -42,8 +47,15 @@ class Stream:
         self.job = ""
         self.group = ""
         self.begun = False
+        self._allowed, self._counted_s = MESSAGES_AT_ONCE_MAX, 0.0
         self.rosters = Rosters(elsewhere=lambda epoch: known(self.job, epoch))
         self.outbox: asyncio.Queue[m.ToManager | None] = asyncio.Queue(OUTBOX_MAX)
+
+    def too_soon_s(self, now: float) -> float:
+        """Counts a message; how long to read no further one. What a flood sends waits at its sender (flow control)."""
+        earned = (now - self._counted_s) * MESSAGES_PER_S_MAX
+        self._allowed, self._counted_s = min(MESSAGES_AT_ONCE_MAX, self._allowed + earned) - 1, now
+        return max(0.0, -self._allowed / MESSAGES_PER_S_MAX)
 
     def put(self, message: m.ToManager | None) -> None:
         """Queues a message; a reader so slow that the outbox is full loses its stream."""
@@ -78,7 +90,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         self.streams: dict[int, Stream] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting: dict[str, tuple[str, float]] = {}
-        self._seldom = Seldom()
+        self._seldom, self._refusals = Seldom(), Seldom(REFUSALS_PER_S_MAX)
         self._next = 0
         for job, history in log.jobs.items():
             self.jobs[job] = JobMachine(job, log.term, history, bounds, time.monotonic())
@@ -92,12 +104,14 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         number, stream = self._next, Stream(self._known)
         self.streams[number] = stream
         reader = asyncio.create_task(self._read(number, stream, request_iterator, context.peer()))
+        hurry = asyncio.get_running_loop().call_later(HELLO_S_MAX, self._hurry, stream, context.peer())
         try:
             while (message := await stream.outbox.get()) is not None:
                 if isinstance(message, m.Activate):
                     message = message.for_one(stream.group)
                 yield wrap(message, stream.rosters)
         finally:
+            hurry.cancel()
             reader.cancel()
             self._forget(number)
 
@@ -143,7 +157,10 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
                 if message is None:
                     break
                 machine = self._machine(stream.job)
-                self._carry_out(stream.job, machine.received(number, stream.group, message, time.monotonic()))
+                now = time.monotonic()
+                self._carry_out(stream.job, machine.received(number, stream.group, message, now))
+                if (wait_s := stream.too_soon_s(now)) > 0:
+                    await asyncio.sleep(wait_s)
         except grpc.aio.AioRpcError:
             pass  # the stream broke: `finally` tells the machine
         finally:
@@ -154,19 +171,33 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         """The message in an envelope; None if the stream must end, after the reason was said."""
         if not stream.begun:
             if envelope.WhichOneof("message") not in (None, "hello"):
-                self.say(f"{peer} did not begin with a hello; its stream is closed")
+                self._say_seldom(f"{peer} did not begin with a hello; its stream is closed")
                 return None
-            stream.job, stream.group = envelope.hello.job, envelope.hello.group
+            hello = envelope.hello
+            names = (hello.job, hello.group, hello.incarnation, hello.manager)
+            if envelope.HasField("hello") and not all(0 < len(name) <= NAME_CHARS_MAX for name in names):
+                self._say_seldom(f"{peer} gave a name that is empty or too long; its stream is closed")
+                return None
+            stream.job, stream.group = hello.job, hello.group
         try:
             message: m.ToLighthouse = unwrap(envelope, stream.rosters)
         except UnknownEpoch as error:
             stream.put(m.Unknown(error.epoch))
             return None
         except ValueError as error:
-            self.say(f"{peer} sent a malformed message ({error}); its stream is closed")
+            self._say_seldom(f"{peer} sent a malformed message ({error}); its stream is closed")
             return None
         stream.begun = True
         return message
+
+    def _hurry(self, stream: Stream, peer: str) -> None:
+        if not stream.begun:
+            self._say_seldom(f"{peer} said no hello within {HELLO_S_MAX:.0f} s; its stream is closed")
+            stream.put(None)
+
+    def _say_seldom(self, line: str) -> None:
+        if (said := self._seldom.lets(line)) is not None:
+            self.say(said)
 
     def _known(self, job: str, epoch: Epoch) -> Membership | None:
         """A membership of this epoch, if a job's machine holds it."""
@@ -183,7 +214,11 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
     def _forget(self, number: int) -> None:
         stream = self.streams.pop(number, None)
         if stream is not None and stream.begun:
-            self._carry_out(stream.job, self.jobs[stream.job].disconnected(number, time.monotonic()))
+            machine = self._machine(stream.job)
+            self._carry_out(stream.job, machine.disconnected(number, time.monotonic()))
+            if machine.is_nothing and stream.job not in self.log.jobs:
+                del self.jobs[stream.job]  # nobody is there and nothing was promised: it was never a job
+                self._waiting.pop(stream.job, None)
 
     # ------------------------------------------------------------ actions
 
@@ -205,6 +240,8 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
                 if (stream := self.streams.get(action.connection)) is not None:
                     stream.put(None)
             elif isinstance(action, Note):
+                if action.kind == "refused" and self._refusals.lets("") is None:
+                    continue  # who is refused for now comes again several times a second
                 self._write_event(event(action), job)
                 self._say_note(job, action)
             elif isinstance(action, Rise):

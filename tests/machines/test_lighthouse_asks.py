@@ -8,6 +8,7 @@ import pytest
 from world import BEAT_S, World
 
 from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.machine import STRANGERS_KEPT_MAX
 from lightkeeper.lighthouse.silence import ASKED_MAX, OFTEN_MAX, Patience
 
 GROUPS = 2 * OFTEN_MAX
@@ -201,3 +202,12 @@ def test_for_whom_it_waits_is_said_with_a_few_names() -> None:
     world.pass_s(1.25)
     waiting = world.told("g1", m.Waiting)[-1]
     assert len(waiting.whom) == 9 and waiting.whom[-1] == f"{GROUPS - 9} more"
+
+
+def test_groups_that_come_and_go_are_not_kept_without_end() -> None:
+    world = World(STRANGERS_KEPT_MAX * 3)
+    for i in range(STRANGERS_KEPT_MAX * 2):
+        world.hello(f"g{i}")
+        world.cut(f"g{i}")
+    assert STRANGERS_KEPT_MAX // 2 <= len(world.machine.groups) <= STRANGERS_KEPT_MAX
+    assert f"g{2 * STRANGERS_KEPT_MAX - 1}" in world.machine.groups, "the newest are"

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ from lightkeeper.lighthouse.codec import unwrap, wrap
 from lightkeeper.lighthouse.log import LighthouseLog
 from lightkeeper.lighthouse.machine import Bounds
 from lightkeeper.lighthouse.main import Options, run
-from lightkeeper.lighthouse.service import OUTBOX_MAX, LighthouseService, Stream, add_to
+from lightkeeper.lighthouse.service import (
+    MESSAGES_AT_ONCE_MAX,
+    MESSAGES_PER_S_MAX,
+    OUTBOX_MAX,
+    LighthouseService,
+    Stream,
+    add_to,
+)
 from lightkeeper.protos import lighthouse_pb2, lighthouse_pb2_grpc
 from lightkeeper.wire import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX, TOKEN_KEY, metadata
 
@@ -316,6 +323,44 @@ def test_a_reader_so_slow_that_the_outbox_is_full_loses_its_stream() -> None:
         for _ in range(OUTBOX_MAX + 1):
             stream.put(m.Waiting((), "", 0))
         assert stream.outbox.get_nowait() is None and stream.outbox.empty()
+
+    scene(go)
+
+
+def test_a_stream_that_floods_is_read_no_faster_than_a_manager_ever_speaks() -> None:
+    stream = Stream()
+    burst = [stream.too_soon_s(1000.0) for _ in range(int(MESSAGES_AT_ONCE_MAX))]
+    assert not any(burst), "a burst is let through"
+    assert stream.too_soon_s(1000.0) == pytest.approx(1 / MESSAGES_PER_S_MAX)
+    now, read = 1000.0, 0
+    while now < 1010.0:
+        now += stream.too_soon_s(now)
+        read += 1
+    assert read == pytest.approx(10 * MESSAGES_PER_S_MAX, rel=0.01)
+    assert not stream.too_soon_s(2000.0), "and after a rest again"
+
+
+@pytest.mark.parametrize("names", [{"group": ""}, {"job": ""}, {"incarnation": "x" * 257}, {"manager": ""}])
+def test_names_that_are_empty_or_too_long_are_not_let_in(names: dict[str, str]) -> None:
+    async def go() -> None:
+        async with serving() as served, Speaker(served.address) as speaker:
+            await speaker.say(replace(hello(), **names))
+            await speaker.ends()
+            assert any("a name that is empty or too long" in line for line in served.said) and not served.service.jobs
+
+    scene(go)
+
+
+def test_a_job_of_which_nothing_was_ever_promised_is_forgotten_when_nobody_is_there() -> None:
+    async def go() -> None:
+        async with serving() as served:
+            for groups, kept in ((2, False), (1, True)):
+                async with Speaker(served.address) as speaker:
+                    await speaker.say(hello(groups=groups), JOIN)
+                    await speaker.hears(m.Prepare if kept else m.Welcome)
+                while served.service.streams:
+                    await asyncio.sleep(0.01)
+                assert bool(served.service.jobs) == kept
 
     scene(go)
 
