@@ -63,10 +63,11 @@ class RunStarted(Event, frozen=True, kw_only=True):
 
 
 class ProcessStarted(Event, frozen=True, kw_only=True):
-    """The writer has started, or (with `child`) has started another process."""
+    """The writer has started, or (with `child`) has started another process. `listens`: a manager's address."""
 
     command: str = ""
     child: int | None = None
+    listens: str = ""
 
 
 class ProcessEnded(Event, frozen=True, kw_only=True):
@@ -350,6 +351,20 @@ class Fenced(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class OperatorFenced(Event, frozen=True, kw_only=True):
+    """The operator has said that the processes of this incarnation are gone; `by`: who, and from where."""
+
+    by: str
+
+
+class TookOver(Event, frozen=True, kw_only=True):
+    """A lighthouse whose log did not hold the epoch reigns from now on: nobody obeys another any more."""
+
+    epoch: int
+    term: int = 0
+    members: tuple[str, ...] = ()
+
+
 class UserError(Event, frozen=True, kw_only=True):
     """The user's code raised; fatal for this group."""
 
@@ -384,7 +399,7 @@ KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
     Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged, SettingsDiffer,
-    FaultInjected, GroupLost, ReduceFailed, Fenced, UserError, Unauthorised, EventsDropped,
+    FaultInjected, GroupLost, ReduceFailed, Fenced, OperatorFenced, TookOver, UserError, Unauthorised, EventsDropped,
 )  # fmt: skip
 
 BY_NAME: dict[str, type[Event]] = {_tag(kind.__name__): kind for kind in KINDS}

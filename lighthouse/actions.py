@@ -62,5 +62,10 @@ class Rise:
     term: Term
 
 
-Record = Promised | Activated | Ended
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Log, fsynced before anything that follows: this log no longer says who is a member; another lighthouse may."""
+
+
+Record = Promised | Activated | Ended | Superseded
 Action = Send | Close | Record | Rise | Note

@@ -14,7 +14,6 @@ from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, m
 from lightkeeper.lighthouse.silence import Look
 
 RECOVERIES_MAX = 3
-FENCED_KEPT_MAX = 10_000
 NAMED_MAX = 8
 
 
@@ -28,7 +27,7 @@ class Changes(Joins):
         actions: list[Action] = []
         if self.stopped is not None:
             return self._end(now)
-        actions += self._judge(now)
+        actions += self._take_over() + self._judge(now)
         cause = self._cause(now)
         if self.recovery is None and cause is None:
             return actions + self._heal(now) + self._plan(now)
@@ -48,8 +47,10 @@ class Changes(Joins):
         return actions
 
     def _judge(self, now: float) -> list[Action]:
-        """Who is gone, and who is asked for a sign of life."""
+        """Who is gone, and who is asked for a sign of life, by a lighthouse that reigns: others may have them."""
         actions: list[Action] = []
+        if not self.reigns:
+            return actions
         members, waited = self._members(), None if self.recovery is None else self.recovery.missing
         look = Look(members, waited, self.patience, now)
         if look.nobody_waits:
@@ -89,8 +90,10 @@ class Changes(Joins):
         recovery, promises = self.recovery, self.recovery.promises
         top = newest_known(self.newest, promises)
         if top is not None and (self.newest is None or top.epoch != self.newest.epoch):
-            self.newest, self.prepared = top, []
-            return self._consider(now)
+            if any(planned.epoch == top.epoch for planned in self.prepared):
+                self.newest, self.prepared = top, []
+                return self._consider(now)
+            return self._learn_newest(top) + self._consider(now)
         if unheard(self.newest, promises) is not None or not self._may_leave_out():
             return []
         if any(group.gone is None and group.name not in recovery.asked for group in self._members()):
@@ -223,16 +226,20 @@ class Changes(Joins):
     # ------------------------------------------------------------ ends
 
     def _nobody_left(self) -> list[Action]:
-        if self.newest is None or any(g.gone is None for g in self._members()):
+        if self.newest is None or not self.reigns or any(g.gone is None for g in self._members()):
             return []
         causes = "; ".join(f"{g.name}: {g.gone.cause}" for g in self._members() if g.gone)
-        return self._forget(f"no group is left ({causes})")
+        return self._forget(f"no group is left ({causes})" if causes else "every group was started again")
 
     def _forget(self, reason: str) -> list[Action]:
         """The job has no living member: the next epoch is a first one."""
         self.ended = reason
         self._clear()
         self.groups = {g.name: g for g in self.groups.values() if g.in_touch}
+        for group in self.groups.values():  # they wait for the next first epoch
+            self.config = self.config or group.hello
+            if self.reference is None and group.join is not None:
+                self.reference = (group.name, group.join)
         return [Ended(reason), Note("job_stopped", {"reason": reason, "ok": False})]
 
     def _same_error_everywhere(self, error: m.UserError) -> list[Action]:
@@ -276,14 +283,6 @@ class Changes(Joins):
         return actions
 
     # ------------------------------------------------------------ words
-
-    def _fence(self, group: Group, reason: str) -> list[Action]:
-        self.fenced[group.incarnation] = reason
-        while len(self.fenced) > FENCED_KEPT_MAX:
-            self.fenced.pop(next(iter(self.fenced)))
-        note = Note("fenced", {"group": group.name, "incarnation": group.incarnation, "reason": reason})
-        group.gone = group.gone or Gone(reason, "fenced")
-        return [note, *self._send(group, m.Fence(reason))]
 
     def _lost_note(self, group: Group) -> Note:
         assert group.gone is not None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightkeeper.lighthouse.messages import Beat, Failed, Hello, Join
-from lightkeeper.lighthouse.names import Member
+from lightkeeper.lighthouse.messages import Beat, Failed, Hello, Join, Query
+from lightkeeper.lighthouse.names import Member, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Gone:
     Attributes:
         cause: one line for the person on call.
         detected_by: ``manager`` (its own manager said so), ``stream`` (broken), ``lease`` (silent), ``frozen``,
-            ``failures`` (named by most failed reduces) or ``left``.
+            ``failures`` (named by most failed reduces), ``operator`` or ``left``.
     """
 
     cause: str
@@ -37,6 +37,9 @@ class Group:
         healing: the boundary whose state a joiner is told to fetch, None if it is told nothing.
         deaths: when earlier incarnations of it died (monotonic seconds).
         admit_s: not admitted before (monotonic seconds): a group that flaps is held back.
+        query: its question whether its epoch still stands, until it is answered.
+        welcomed: the term that it was asked to acknowledge on this stream.
+        acknowledged: the highest term of this lighthouse that it has acknowledged.
         failed: its report that the newest epoch is over, until the next one is activated.
     """
 
@@ -49,6 +52,9 @@ class Group:
     hello: Hello | None = None
     join: Join | None = None
     joined_s: float = 0.0
+    query: Query | None = None
+    welcomed: Term | None = None
+    acknowledged: Term | None = None
     beat: Beat | None = None
     failed: Failed | None = None
     gone: Gone | None = None

@@ -13,6 +13,9 @@ from lightkeeper.lighthouse.names import Membership, Term
 from lightkeeper.lighthouse.recovery import Recovery
 from lightkeeper.lighthouse.silence import Patience, stands
 
+CALLS_S = 5.0  # within which a manager has tried all its addresses
+MAY_NOT = "this lighthouse may not leave anybody out until they come, or `lightkeeper fence` says that they are gone"
+MAY_TRAIN = "they may be training without this lighthouse; if they are gone, say so with `lightkeeper fence`"
 STARTED_AGAIN = "its process ended and the group was started again"  # before anybody missed it
 
 
@@ -48,6 +51,9 @@ class Job:
         self.job, self.term, self.bounds = job, term, bounds
         self.highest = history.highest
         self.groups: dict[str, Group] = {}
+        self.visits: dict[str, tuple[str, float]] = {}  # group: incarnation and time of its last call as a standby's
+        self.told_term = term  # which those in touch were asked to acknowledge
+        self.called_s: float | None = None  # since when all that a take-over needs have called
         self.fenced: dict[str, str] = {}
         self.ended = ""  # how the job ended last
         self._said_s = now
@@ -79,7 +85,7 @@ class Job:
 
     def _remember(self, history: JobHistory) -> None:
         """What the log says is in force."""
-        self.newest, self.prepared = history.membership, list(history.prepared)
+        self.newest, self.prepared, self.reigns = history.membership, list(history.prepared), history.reigns
 
     @property
     def is_nothing(self) -> bool:
@@ -97,12 +103,8 @@ class Job:
             since_s = now - self.recovery.since
             if self.recovery.missing:
                 return self.recovery.missing, "their promise", since_s
-            if not self._may_leave_out() and self.newest is not None:
-                return (
-                    tuple(g for g in self.newest.groups if g not in self.recovery.promises),
-                    "this lighthouse may not leave anybody out",
-                    since_s,
-                )
+            if not self._may_leave_out():
+                return self._unanswered(), MAY_NOT, since_s
             silent = tuple(g.name for g in self._members() if g.gone is None and g.name not in self.recovery.asked)
             if silent:
                 return silent, "silent; they are left out once their lease has passed", since_s
@@ -114,6 +116,20 @@ class Job:
             whom = f"{missing} more group{'s' if missing > 1 else ''}"
             since_s = now - min(group.joined_s for group in joined)
             return (whom,), f"the first epoch needs {self.config.groups}", since_s
+        return self._waiting_for_members(now)
+
+    def _waiting_for_members(self, now: float) -> tuple[tuple[str, ...], str, float]:
+        """Nobody has asked for a recovery, but members are not here."""
+        if self.newest is None or self.stopped is not None:
+            return (), "", 0.0
+        calling = any(self._called(name, now) for name in self.newest.groups)
+        if not self.reigns and calling and (missing := self._unanswered()):
+            return missing, MAY_NOT, now - max((g.heard for n in missing if (g := self.groups.get(n))), default=now)
+        outside = [group for group in self._joined() if group.in_touch and self._member(group.name) is None]
+        if outside and not any(group.in_touch for group in self._members()):
+            silent = tuple(group.name for group in self._members() if group.gone is None)
+            since_s = now - max((self.groups[name].heard for name in silent), default=now)
+            return silent, MAY_TRAIN, since_s
         return (), "", 0.0
 
     def _cause(self, now: float) -> str | None:
@@ -167,11 +183,27 @@ class Job:
         return names
 
     def _may_leave_out(self) -> bool:
-        """Leaving out somebody silent takes a lighthouse that reigns; else every member must have promised."""
-        assert self.recovery is not None
-        if self.reigns or self.newest is None:
+        """Leaving out somebody who is silent takes a lighthouse that reigns."""
+        return self.reigns or self.newest is None
+
+    def _unanswered(self) -> tuple[str, ...]:
+        """Members that have not acknowledged this term, and of whom nobody who knows has said that they are fenced."""
+        missing = []
+        for member in self.newest.members if self.newest else ():
+            group = self.groups.get(member.group)
+            mine = group is not None and group.incarnation == member.incarnation
+            obeys = mine and group is not None and group.acknowledged == self.term
+            dead = mine and group is not None and group.gone is not None and group.gone.detected_by == "manager"
+            if not obeys and not dead and member.incarnation not in self.fenced:
+                missing.append(member.group)
+        return tuple(missing)
+
+    def _called(self, name: str, now: float) -> bool:
+        """Whether a group is in touch, or has called so lately that it will again."""
+        group, visit = self.groups.get(name), self.visits.get(name)
+        if group is not None and group.in_touch:
             return True
-        return all(group in self.recovery.promises for group in self.newest.groups)
+        return visit is not None and now - visit[1] <= self.bounds.lease_s + CALLS_S
 
     def _settled(self) -> bool:
         """Whether only an event can change anything here, and no passing of time: all are members, and all is well."""

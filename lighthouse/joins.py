@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Action, Note, Send
+from lightkeeper.lighthouse.actions import Action, Note
 from lightkeeper.lighthouse.group import Group
-from lightkeeper.lighthouse.job import Job
+from lightkeeper.lighthouse.takeover import TakeOver
 
 AHEAD_S = 0.5
 AHEAD_STEPS_MIN = 2
@@ -24,7 +24,7 @@ BACKOFF_S = 5.0
 BACKOFF_S_MAX = 120.0
 
 
-class Joins(Job):
+class Joins(TakeOver):
     """A job that takes groups in."""
 
     def _heal(self, now: float) -> list[Action]:
@@ -35,7 +35,7 @@ class Joins(Job):
         if not joiners and not self._waits_to_join():
             return self._release()
         asking = [group for group in joiners if group.healing is None]
-        if not asking:
+        if not asking or not any(group.in_touch for group in self._members()):
             return []
         actions: list[Action] = []
         if self.copied in (None, BEFORE):
@@ -96,9 +96,6 @@ class Joins(Job):
     def _ready_joiners(self, now: float) -> list[Group]:
         """Joiners that had to wait for the newest entry: they lag by at most one step."""
         return [group for group in self._joiners(now) if group.follows]
-
-    def _send(self, group: Group, message: m.ToManager) -> list[Action]:
-        return [] if group.connection is None else [Send(group.connection, message)]
 
     def _hold_back(self, group: Group, former: Group | None, now: float) -> None:
         """A group that died twice within ten minutes is admitted after a growing back-off."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from lightkeeper.lighthouse.actions import Activated, Ended, Promised, Record
+from lightkeeper.lighthouse.actions import Activated, Ended, Promised, Record, Superseded
 from lightkeeper.lighthouse.names import Epoch, Member, Membership, Term
 
 
@@ -23,11 +23,16 @@ class LogError(RuntimeError):
 
 @dataclass
 class JobHistory:
-    """What the log knows of a job."""
+    """What the log knows of a job.
+
+    Attributes:
+        reigns: whether no other lighthouse is known to have been obeyed since the newest membership was logged.
+    """
 
     highest: int = 0
     membership: Membership | None = None
     prepared: list[Membership] = field(default_factory=list)
+    reigns: bool = True
 
     def apply(self, record: Record) -> None:
         """Takes one record in."""
@@ -35,12 +40,14 @@ class JobHistory:
             self.highest = max(self.highest, record.number)
             if record.planned is not None:
                 self.prepared.append(record.planned)
+        elif isinstance(record, Superseded):
+            self.reigns = False
         elif isinstance(record, Activated):
-            self.membership = record.membership
+            self.membership, self.reigns = record.membership, True
             self.highest = max(self.highest, record.membership.epoch.number)
             self.prepared = [p for p in self.prepared if p.base == record.membership.epoch]
         else:
-            self.membership, self.prepared = None, []
+            self.membership, self.prepared, self.reigns = None, [], True
 
 
 class LighthouseLog:
@@ -137,6 +144,8 @@ def _encode(record: Record) -> dict[str, Any]:
         return {"kind": "promised", "number": record.number, "planned": planned}
     if isinstance(record, Activated):
         return {"kind": "activated", "membership": _membership_out(record.membership)}
+    if isinstance(record, Superseded):
+        return {"kind": "superseded"}
     return {"kind": "ended", "reason": record.reason}
 
 
@@ -147,6 +156,8 @@ def _decode(raw: dict[str, Any]) -> Record:
         return Activated(_membership_in(raw["membership"]))
     if raw["kind"] == "ended":
         return Ended(raw["reason"])
+    if raw["kind"] == "superseded":
+        return Superseded()
     raise LogError(f"the lighthouse log holds a record of kind {raw['kind']!r}, which this version does not know")
 
 

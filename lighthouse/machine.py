@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Rise, Send
+from lightkeeper.lighthouse.actions import Action, Close, Ended, Note, Rise, Send
 from lightkeeper.lighthouse.admission import refusal
 from lightkeeper.lighthouse.changes import Changes
 from lightkeeper.lighthouse.group import Gone, Group
@@ -19,6 +19,7 @@ from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
 from lightkeeper.lighthouse.names import Term
 from lightkeeper.lighthouse.signature import differences
 from lightkeeper.lighthouse.silence import stands
+from lightkeeper.lighthouse.takeover import LEFT_OUT
 
 REPEAT_S = 1.0
 STRANGERS_KEPT_MAX = 1_000
@@ -36,7 +37,7 @@ class JobMachine(Changes):
         self._mind_gap(now)
         if isinstance(message, m.Hello):
             self._quiet = False
-            return self._hello(connection, message, now) + self._consider(now)
+            return self._hello(connection, message, now) + self._welcome_anew() + self._consider(now)
         group = self.groups.get(group_name)
         if group is None or group.connection != connection:
             return []
@@ -50,6 +51,8 @@ class JobMachine(Changes):
         if routine and isinstance(message, m.Beat) and not message.stopped_ms:
             self._quiet = self._quiet and not stands(group)
             return []  # what it may mean, the next tick sees: a look at all for each word of each is O(N²)
+        if self.reigns and isinstance(message, m.Acknowledged):
+            return []  # each of many says it when the lighthouse starts again
         self._quiet = False
         if self.recovery is not None and isinstance(message, m.Failed | m.Promise) and not self.recovery.complete:
             return actions
@@ -61,7 +64,7 @@ class JobMachine(Changes):
         self._quiet = False
         for group in self.groups.values():
             if group.connection == connection:
-                group.connection = None
+                group.connection, group.welcomed = None, None
                 group.hears(now)
                 if group.gone is None and (self.newest is None or self._member(group.name) is None):
                     group.gone = Gone("it went away before it was a member", "stream")
@@ -80,14 +83,15 @@ class JobMachine(Changes):
     def tick(self, now: float) -> list[Action]:
         """Time passes; at least every beat."""
         self._mind_gap(now)
-        actions: list[Action] = []
+        actions = self._welcome_anew()
         if not self._quiet:
-            actions += self._consider(now)
-            self._quiet = not actions and self._settled()
+            considered = self._consider(now)
+            self._quiet = not considered and self._settled()
+            actions += considered
         if now - self._said_s >= REPEAT_S:
             self._said_s = now
             if self.stopped is None:
-                actions += self._repeat_activation() + self._say_waiting(now)
+                actions += self._send_members_on(now) + self._repeat_activation() + self._say_waiting(now)
         return actions
 
     def _mind_gap(self, now: float) -> None:
@@ -114,22 +118,58 @@ class JobMachine(Changes):
             group.gone, group.beat = None, None
         return group.gone is None
 
+    def fence(self, name: str, by: str, now: float) -> tuple[list[Action], str]:
+        """The operator's explicit word that the processes of a group are gone.
+
+        Args:
+            name: the group.
+            by: who says so.
+            now: monotonic seconds.
+
+        Returns:
+            What follows from it; and why it is refused, empty if it is not.
+        """
+        slot = None if self.newest is None else self.newest.slot_of(name)
+        known = sorted({*self.groups, *(self.newest.groups if self.newest else ())})
+        if name not in known:
+            return [], f"job {self.job} has no group {name} here; it has {', '.join(known) or 'none'}"
+        group = self.groups[name]
+        incarnation = group.incarnation
+        if self.newest is not None and slot is not None:
+            incarnation = self.newest.members[slot].incarnation
+        if incarnation == group.incarnation and (heard_s := self._lives(group, now)) is not None:
+            return [], f"{name} was heard {heard_s:.1f} s ago: it lives; end its processes first"
+        self._quiet = False
+        reason = f"{by} says that its processes are gone"
+        self._remember_fenced(incarnation, reason)
+        actions: list[Action] = [Note("operator_fenced", {"group": name, "incarnation": incarnation, "by": by})]
+        if incarnation == group.incarnation:
+            lost = group.gone is None
+            group.gone = Gone(reason, "operator", *group.where)
+            actions += [self._lost_note(group)] if lost else []
+        return actions + self._consider(now), ""
+
     # ------------------------------------------------------------ messages
 
     def _hello(self, connection: int, hello: m.Hello, now: float) -> list[Action]:
         if hello.incarnation in self.fenced:
             fence = m.Fence(self.fenced[hello.incarnation])
             return [Send(connection, fence), Close(connection)]
+        if hello.died is not None:
+            return self._last_words(connection, hello, hello.died, now)
         current = self.groups.get(hello.group)
         refused = refusal(hello, self._view(), now)
         if refused is not None:
             asks = self._ask_former(current, now) if refused.retry else []
             note = Note("refused", {"group": hello.group, "incarnation": hello.incarnation, "reason": refused.reason})
             return [*asks, note, Send(connection, refused), Close(connection)]
-        actions: list[Action] = []
-        another = current is None or current.incarnation != hello.incarnation
-        if self.newest is not None and another and not any(g.in_touch for g in self._members()):
-            actions += self._forget("every member has been silent for longer than the lease; the job starts anew")
+        actions = self._learn(hello)
+        if self._left_out(hello):
+            self._remember_fenced(hello.incarnation, LEFT_OUT)
+            return [*actions, Send(connection, m.Fence(LEFT_OUT)), Close(connection)]
+        if elsewhere := self._sends_on(hello, now):
+            return [*actions, Send(connection, m.Refused(elsewhere, retry=True)), Close(connection)]
+        current = self.groups.get(hello.group)
         if current is None or current.incarnation != hello.incarnation:
             former, current = current, Group(hello.group, hello.incarnation, heard=now)
             self.groups[hello.group] = current
@@ -146,11 +186,11 @@ class JobMachine(Changes):
                 return actions  # on its way out, in good order
             last = self.stopped or m.Fence(current.gone.cause)
             return [*actions, *self._send(current, last), Close(connection)]
-        actions += self._learn(hello)
         if hello.follows and self._member(hello.group) is None and current.healing is None:
             current.healing = BEFORE  # it was told by an earlier lighthouse, and members keep its entries
             self.copied = BEFORE if self.copied is None else self.copied
-        actions.append(Send(connection, self._welcome(hello)))
+        current.welcomed = None
+        actions += self._welcome(current)
         if self.stopped is not None:
             current.told_to_stop = True
             return [*actions, Send(connection, self.stopped)]
@@ -163,16 +203,22 @@ class JobMachine(Changes):
         self._interrupted(current, hello)
         return actions
 
-    def _welcome(self, hello: m.Hello) -> m.Welcome:
-        patience = self.bounds.patience(hello.groups)
-        return m.Welcome(self.term, round(patience.lease_s * 1000), round(patience.beat_s * 1000))
-
     def _ask_former(self, former: Group | None, now: float) -> list[Action]:
         """Whether it still lives is what another incarnation waits for."""
         if former is None or not former.in_touch or not self.patience.asks:
             return []
         former.asked(now)
         return self._send(former, m.Ask())
+
+    def _last_words(self, connection: int, hello: m.Hello, died: m.Died, now: float) -> list[Action]:
+        """A manager whose ranks are dead says so to whichever lighthouse it reaches."""
+        actions = self._learn(hello)
+        group = self.groups.get(hello.group)
+        member = self.newest is not None and self.newest.slot_of(hello.group, hello.incarnation) is not None
+        if member and group is not None and group.incarnation == hello.incarnation and group.gone is None:
+            actions += self._died(group, died, now)
+        self._remember_fenced(hello.incarnation, died.cause)
+        return [*actions, Send(connection, m.Fence(f"its end is known here: {died.cause}")), Close(connection)]
 
     def _interrupted(self, group: Group, hello: m.Hello) -> None:
         """A recovery that an earlier lighthouse began, or logged and did not tell, must be done anew."""
@@ -188,8 +234,10 @@ class JobMachine(Changes):
         """What a manager knows may be newer than the log (lost, or another lighthouse reigned meanwhile)."""
         actions: list[Action] = []
         known, acknowledged = hello.known, hello.acknowledged
-        if acknowledged is not None and acknowledged.lighthouse != self.term.lighthouse:
-            self.reigns = False
+        if acknowledged is not None and not (
+            acknowledged.lighthouse == self.term.lighthouse and acknowledged <= self.term
+        ):
+            actions += self._lose_reign()  # also to an older copy of its own log
         if acknowledged is not None and acknowledged > self.term:
             self.term = Term(acknowledged.number + 1, self.term.lighthouse)
             actions.append(Rise(self.term))
@@ -200,15 +248,15 @@ class JobMachine(Changes):
             if mine:
                 actions += self._planned_is_in_force(mine[0])
             else:
-                self.newest, self.reigns, self.prepared = known, False, []
+                actions += self._learn_newest(known)
             for member in known.members:
                 self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
-        if not self.reigns and self.newest is not None:
-            consenting = [group for group in self._members() if group.in_touch]
-            if len(consenting) == len(self.newest.members):
-                self.reigns = True  # every member has acknowledged this term
-                actions.append(Activated(self.newest))
         return actions
+
+    def _acknowledged(self, group: Group, acknowledged: m.Acknowledged, now: float) -> list[Action]:
+        if acknowledged.term == self.term:
+            group.acknowledged = self.term
+        return []
 
     def _join(self, group: Group, join: m.Join, now: float) -> list[Action]:
         if group.join is not None:
@@ -311,7 +359,5 @@ class JobMachine(Changes):
         return [Note("build_failed", note)]
 
     def _query(self, group: Group, query: m.Query, now: float) -> list[Action]:
-        if self.newest is None or self._member(group.name) is None:
-            return []
-        planned = self.activation is None and query.epoch == self.newest.base  # its own entry brings it there
-        return self._send(group, m.Stands(query.epoch)) if query.epoch >= self.newest.epoch or planned else []
+        group.query = query
+        return self._answer_query(group)

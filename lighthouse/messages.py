@@ -24,6 +24,8 @@ class Hello:
         prepared: memberships prepared on top of `known`.
         follows: whether it is a joiner that has healed and applies the members' entries.
         promised: highest epoch number this manager has promised; above `known` if a recovery was interrupted.
+        place: of this lighthouse in the manager's list of addresses, from 1; 0 if it has no other address.
+        died: the group is over, and no lighthouse was there to be told; nothing else follows on the stream.
     """
 
     job: str
@@ -38,6 +40,15 @@ class Hello:
     prepared: tuple[Membership, ...] = ()
     promised: int = 0
     follows: bool = False
+    place: int = 0
+    died: Died | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Answer to `Welcome`: this manager obeys this term, and nothing lower any more."""
+
+    term: Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +188,7 @@ class Unbuilt:
     error: str
 
 
-ToLighthouse = Unbuilt | Lost | Hello | Join | Beat | Promise | Failed | Died | Leave | Finished | Query
+ToLighthouse = Acknowledged | Unbuilt | Lost | Hello | Join | Beat | Promise | Failed | Died | Leave | Finished | Query
 
 # ---------------------------------------------------------------- lighthouse to manager
 

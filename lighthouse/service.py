@@ -13,7 +13,7 @@ import grpc.aio
 from lightkeeper.events.schema import Unauthorised
 from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Rise, Send
+from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Rise, Send, Superseded
 from lightkeeper.lighthouse.codec import unwrap, wrap
 from lightkeeper.lighthouse.log import JobHistory, LighthouseLog
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
@@ -21,7 +21,7 @@ from lightkeeper.lighthouse.names import Epoch, Membership
 from lightkeeper.lighthouse.notes import event
 from lightkeeper.lighthouse.rosters import Rosters, UnknownEpoch
 from lightkeeper.lighthouse.status import status
-from lightkeeper.protos import lighthouse_pb2_grpc
+from lightkeeper.protos import lighthouse_pb2, lighthouse_pb2_grpc
 from lightkeeper.wire import JOB_KEY, authorised
 from lightkeeper.words import Seldom
 
@@ -33,6 +33,7 @@ NAME_CHARS_MAX = 256
 MESSAGES_PER_S_MAX = 200.0  # on one stream, for long; a manager sends five, and with the shortest lease a hundred
 MESSAGES_AT_ONCE_MAX = 1_000.0
 REFUSALS_PER_S_MAX = 20  # of which a line and an event are written
+BY_CHARS_MAX = 100
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -118,13 +119,28 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
     async def Status(self, request: Any, context: Context) -> Any:
         """What an operator sees of a job."""
         await self._authorise(context, "Status")
-        job = dict(context.invocation_metadata() or ()).get(JOB_KEY, "")
-        machine = self.jobs.get(str(job))
+        job = str(dict(context.invocation_metadata() or ()).get(JOB_KEY, ""))
+        return status(await self._known_job(job, context), time.monotonic())
+
+    async def FenceGroup(self, request: Any, context: Context) -> Any:
+        """The operator's word that the processes of a group are gone."""
+        await self._authorise(context, "FenceGroup")
+        job = str(dict(context.invocation_metadata() or ()).get(JOB_KEY, ""))
+        machine = await self._known_job(job, context)
+        by = f"{request.by[:BY_CHARS_MAX] or 'somebody'} ({context.peer()})"
+        actions, refused = machine.fence(request.group, by, time.monotonic())
+        if refused:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused)
+        self._carry_out(job, actions)
+        return lighthouse_pb2.FenceGroupReply()
+
+    async def _known_job(self, job: str, context: Context) -> JobMachine:
+        machine = self.jobs.get(job)
         if machine is None:
             known = ", ".join(sorted(self.jobs)) or "none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {job!r} here; jobs: {known}")
         assert machine is not None
-        return status(machine, time.monotonic())
+        return machine
 
     async def end_streams(self) -> None:
         """Lets every manager's stream end in good order, before the server breaks it off."""
@@ -248,7 +264,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
                 self.log.rise(action.term.number)
                 for machine in self.jobs.values():
                     machine.term = self.log.term
-            elif isinstance(action, Promised | Activated | Ended):
+            elif isinstance(action, Promised | Activated | Ended | Superseded):
                 self.log.append(job, action)  # raises if it cannot: what is not on disk must not be spoken of
 
     def _write_event(self, entry: Any, job: str = "") -> None:

@@ -16,6 +16,7 @@ def status(machine: JobMachine, now: float) -> Any:
         job=machine.job,
         term=to_wire(machine.term),
         waiting=f"{', '.join(whom)} ({why}) for {since_s:.1f} s" if whom else "",
+        reigns=machine.reigns and machine.newest is not None,
         stopped=machine.stopped.reason if machine.stopped else machine.ended if machine.newest is None else "",
     )
     if machine.newest is not None:

@@ -67,6 +67,10 @@ class Answers:
         self.stopped: m.Stop | None = None
         self.last_words = ""
         self.in_touch = False
+        self.died: m.Died | None = None  # how this group ended, for a lighthouse that has yet to be told
+        self.death_known = False
+        self.suspects: tuple[str, ...] = ()  # whose connection broke in the newest failed reduce
+        self.standby = ""  # what the lighthouse that was reached last answered, if it does not take this group in
         self.leaving = ""
         self.copy_at: int | None = None
         self.source: m.Heal | None = None
@@ -82,6 +86,7 @@ class Answers:
         self._beats = Beats()
         self._waiting_said: tuple[tuple[str, ...], float] = ((), 0.0)
         self._silent_since = now
+        self.away_since = now  # since when no lighthouse has been in touch
 
     def _answer_waiting(self, answer: Callable[[int], local.Answer | None]) -> list[Action]:
         actions: list[Action] = []

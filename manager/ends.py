@@ -35,6 +35,13 @@ class Ends(Answers):
             return self._finish(exits.STOPPED, self.stopped.reason)
         return self._died(rank, exit_code, view)
 
+    @property
+    def owes_word(self) -> bool:
+        """Whether members that stand may be waiting for the word that this group, one of them, is fenced."""
+        member = self.known is not None and self.known.slot_of(self.settings.group, self.incarnation) is not None
+        others = self.known is not None and len(self.known.members) > 1
+        return self.died is not None and member and others and not self.death_known
+
     def asked_to_leave(self, reason: str, now: float) -> list[Action]:
         """The launcher was asked to leave (a signal): at a step boundary; asked twice, at once."""
         if self.leaving or self.known is None:
@@ -50,8 +57,8 @@ class Ends(Answers):
         if exit_code == 0 and not self.registered:
             return self._end(0, "the script ended without using a Manager")
         cause = f"its helper process {name} {describe_exit(exit_code)}"
-        tell = Tell(m.Died(cause, 0, "", self.step))
-        return [tell, *self._finish(1, cause)]
+        self.died = m.Died(cause, 0, "", self.step)
+        return [Tell(self.died), *self._finish(1, cause)]
 
     def _died(self, rank: int, exit_code: int | None, view: RankView | None) -> list[Action]:
         error = self.errors.get(rank)
@@ -59,12 +66,12 @@ class Ends(Answers):
         phase, step = (view.phase, view.step) if view else ("", self.step)
         if exit_code == 0:
             cause += " before the run was closed"
-        tell = Tell(m.Died(cause, rank, phase, step))
+        self.died = m.Died(cause, rank, phase, step)
         if error is not None:
             cause += f" after {error.type}: {error.message}"
-            tell = Tell(self._died_of(rank, error, describe_exit(exit_code) + f" after {error.type}: {error.message}"))
+            self.died = self._died_of(rank, error, describe_exit(exit_code) + f" after {error.type}: {error.message}")
         code = 1 if not exit_code else exit_code if exit_code > 0 else 128 - exit_code
-        return [tell, *self._finish(code, cause)]
+        return [Tell(self.died), *self._finish(code, cause)]
 
     def _died_of(self, rank: int, error: local.RankError, how: str) -> m.Died:
         """Said as soon as the exception ends the loop: an interpreter may take seconds to exit after it."""

@@ -22,10 +22,19 @@ CALL_SLACK_S = 5.0
 
 
 class KeyService(manager_pb2_grpc.ManagerServicer):
-    """Serves the keys held here to the other managers of the job."""
+    """Serves the keys held here to the other managers of the job, and this group's state to an operator.
 
-    def __init__(self, token: str, job: str, unauthorised: Callable[[str, str], None]) -> None:
-        self.token, self.job, self.unauthorised = token, job, unauthorised
+    Args:
+        token: the job's token.
+        job: the job's id.
+        unauthorised: told of a caller without the token: its address and what it wanted.
+        state: gives a `GroupStateReply`.
+    """
+
+    def __init__(
+        self, token: str, job: str, unauthorised: Callable[[str, str], None], state: Callable[[], Any]
+    ) -> None:
+        self.token, self.job, self.unauthorised, self.state = token, job, unauthorised, state
         self.keys = Keys()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -51,6 +60,11 @@ class KeyService(manager_pb2_grpc.ManagerServicer):
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"key {request.key!r} was not set in time")
         return manager_pb2.GetKeyReply(value=value)
+
+    async def GroupState(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """What an operator sees of this group while no lighthouse answers."""
+        await self._authorise(context, "GroupState")
+        return self.state()
 
     async def _authorise(self, context: grpc.aio.ServicerContext, what: str) -> None:
         carried = context.invocation_metadata()

@@ -33,8 +33,8 @@ class GroupMachine(Votes):
 
     # ------------------------------------------------------------ the stream
 
-    def hello(self) -> m.Hello:
-        """What a new stream to the lighthouse begins with."""
+    def hello(self, place: int = 0) -> m.Hello:
+        """What a new stream to the lighthouse begins with; `place` is as in `Hello`."""
         s = self.settings
         return m.Hello(
             job=s.job,
@@ -49,11 +49,15 @@ class GroupMachine(Votes):
             prepared=tuple(self.prepared),
             promised=self.promised,
             follows=self.following,
+            place=place,
+            died=self.died,
         )
 
-    def connected(self, now: float) -> list[Action]:
+    def connected(self, now: float, place: int = 0) -> list[Action]:
         """A stream is opened: after `Hello`, what the lighthouse may have missed. It stands once it is welcomed."""
-        actions: list[Action] = [Tell(self.hello())]
+        actions: list[Action] = [Tell(self.hello(place))]
+        if self.died is not None:
+            return actions
         if len(self.ready) == self.settings.ranks:
             actions.append(Tell(self._join()))
         if self.failed_epoch is not None and self.known is not None and self.failed_epoch == self.known.epoch.number:
@@ -69,7 +73,7 @@ class GroupMachine(Votes):
     def disconnected(self, now: float) -> list[Action]:
         """The stream broke; training goes on."""
         if self.in_touch:
-            self._silent_since = now
+            self._silent_since = self.away_since = now
         self.in_touch = False
         return []
 
@@ -82,13 +86,17 @@ class GroupMachine(Votes):
     def _welcome(self, welcome: m.Welcome, now: float) -> list[Action]:
         self._beats.again()
         self.lease_s, self.beat_s, self.in_touch = welcome.lease_ms / 1000, welcome.beat_ms / 1000, True
-        if self.acknowledged is None or welcome.term > self.acknowledged:
-            self.acknowledged = welcome.term
-        return []
+        self.standby = ""
+        if self.acknowledged is not None and welcome.term < self.acknowledged:
+            return []  # it will rise
+        self.acknowledged = welcome.term
+        return [Tell(m.Acknowledged(welcome.term))]
 
     def _refused(self, refused: m.Refused, now: float) -> list[Action]:
-        if refused.retry:
-            return []  # the service tries again until the budget is spent
+        if refused.retry:  # the service tries again, or elsewhere, until the budget is spent
+            self.standby, self._silent_since = refused.reason, now
+            return []
+        self.death_known = True
         return self._finish(exits.REFUSED, f"refused by the lighthouse: {refused.reason}")
 
     def _prepare(self, prepare: m.Prepare, now: float) -> list[Action]:
@@ -132,7 +140,7 @@ class GroupMachine(Votes):
         self.deferred = None
         self.votes.clear()
         self._beats.recovered()
-        self.attempt, self.failed_epoch, self.suspended = 0, None, False
+        self.attempt, self.failed_epoch, self.suspended, self.suspects = 0, None, False, ()
         shares = {share.group: share.microbatches for share in activate.shares}
         if activate.first_step == self.step:
             self.share, self.total = shares[self.settings.group], activate.total
@@ -159,6 +167,7 @@ class GroupMachine(Votes):
         )
 
     def _fence(self, fence: m.Fence, now: float) -> list[Action]:
+        self.death_known = True
         if self.errors and not self.exits:
             return []  # it is ending by itself, and still prints why
         return self._finish(exits.FENCED, f"left out of the job: {fence.reason}")
@@ -252,10 +261,8 @@ class GroupMachine(Votes):
         waited_s = max((now - since for since in self.waiting.values()), default=0.0)
         if not self.in_touch and waited_s > self._say_after_s:
             self._say_after_s = 2 * waited_s
-            line = (
-                f"step {self.step} stands since {waited_s:.0f} s: the lighthouse at {self.settings.lighthouse} is away"
-            )
-            actions.append(ToRanks(local.Say(line=line), 0))
+            line = f"step {self.step} stands since {waited_s:.0f} s: {self._why_it_stands()}"
+            actions.append(ToRanks(local.Say(line=line)))
         elif not self.waiting:
             self._say_after_s = SAY_AFTER_S
         if self.known is None and not self.in_touch:
@@ -282,6 +289,12 @@ class GroupMachine(Votes):
     def _say_beat(self, beat: m.Beat, now: float) -> list[Action]:
         self._beats.said(beat, now)
         return [Tell(beat)]
+
+    def _why_it_stands(self) -> str:
+        """For a person who reads the log of any rank while no lighthouse is there to decide."""
+        broke = f"the connection to {', '.join(self.suspects)} broke, and " if self.suspects else ""
+        says = f" (one was reached: {self.standby})" if self.standby else ""
+        return f"{broke}the lighthouse at {self.settings.lighthouse} is away{says}"
 
     def _beat(self, views: dict[int, RankView]) -> m.Beat:
         waiting_s = max((view.waiting_s for view in views.values()), default=0.0)

@@ -13,6 +13,7 @@ from torch import nn
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager import exits, local
+from lightkeeper.manager.addresses import addresses_at_start
 from lightkeeper.manager.client import ManagerClient
 from lightkeeper.manager.entries import EntryHolder, entry_of
 from lightkeeper.manager.epochs import Epochs
@@ -69,7 +70,7 @@ class Rank:
             self._layout.declare(name, *_shape_and_dtype(given))
         self._manager = find_or_start_manager(self.settings, self.rank)
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
-        host = self.settings.host or own_address_towards([self.settings.lighthouse])
+        host = self.settings.host or own_address_towards(addresses_at_start(self.settings.lighthouse))
         self._registry = StateRegistry()
         _register(self._registry, "model", model, exclude)
         _register(self._registry, "optimizer", optimizer)

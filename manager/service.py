@@ -19,6 +19,8 @@ from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.messages import ToManager
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell, ToRanks
+from lightkeeper.manager.addresses import addresses_at_start
+from lightkeeper.manager.groupstate import group_state
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
 from lightkeeper.manager.machine import GroupMachine, RankView
@@ -56,6 +58,7 @@ class ManagerService:
         self.trees = Trees()
         self._stopped_since: dict[int, float] = {}
         self._ending = False
+        self._asked_again = asyncio.Event()
 
     async def run(self) -> int:
         """Serves the group until it ends; returns the exit code."""
@@ -65,21 +68,16 @@ class ManagerService:
             self.events = EventLog(
                 s.run_folder, f"manager {s.group}", job=s.job, group=s.group, incarnation=self.incarnation
             )
-        self._write(ProcessStarted(command=" ".join(sys.argv)[:1000]))
-        host = s.host or own_address_towards([s.lighthouse])
+        host = s.host or own_address_towards(addresses_at_start(s.lighthouse))
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
-        self.keys = KeyService(s.token, s.job, self._unauthorised)
+        self.keys = KeyService(s.token, s.job, self._unauthorised, self._state)
         self.keys.add_to(server)
         port = server.add_insecure_port(join_address(host, 0))
-        await server.start()
         self.machine = GroupMachine(s, self.incarnation, join_address(host, port), time.monotonic())
+        await server.start()
+        self._write(ProcessStarted(command=" ".join(sys.argv)[:1000], listens=self.machine.address))
         self.remote_keys = RemoteKeys(s.token, s.job, self.keys, self.machine)
-        self.link = LighthouseLink(
-            s.lighthouse, s.token, s.job,
-            lambda: self.act(self.machine.connected(time.monotonic())),
-            lambda: self.act(self.machine.disconnected(time.monotonic())),
-            self._from_lighthouse, self.say,
-        )  # fmt: skip
+        self.link = self._new_link()
         early = self.socket_path.with_suffix(".early")
         if s.groups == 1:
             self.say("one group: it trains, and nothing can heal it")
@@ -97,6 +95,15 @@ class ManagerService:
             await server.stop(grace=0)
             self._remove_files()
 
+    def _new_link(self) -> LighthouseLink:
+        s = self.settings
+        return LighthouseLink(
+            s.lighthouse, s.token, s.job,
+            lambda place: self.act(self.machine.connected(time.monotonic(), place)),
+            lambda: self.act(self.machine.disconnected(time.monotonic())),
+            self._from_lighthouse, self.say,
+        )  # fmt: skip
+
     async def _until_ended(self, tasks: list[asyncio.Task[None]]) -> int:
         awaited: list[asyncio.Future[Any]] = [self.ended, *tasks]
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -104,11 +111,33 @@ class ManagerService:
             if task.done():
                 task.result()  # a task that ends before the group does so by a bug, which is raised here
         code = await self.ended
-        await self.link.flush(FLUSH_S)
+        in_touch = self.machine.in_touch
+        taken = await self.link.flush(FLUSH_S)
+        if not (in_touch and taken) and self.machine.owes_word:
+            tasks[0].cancel()
+            await self._stay_to_tell()
         if self.machine.last_words:
             self.say(self.machine.last_words)
         self._write(ProcessEnded(exit_code=code))
         return code
+
+    async def _stay_to_tell(self) -> None:
+        """The members that stand may wait for the word that this group is fenced: no lighthouse has heard it yet."""
+        budget_s = self.settings.outage_budget_s
+        self.say(f"stays for up to {budget_s:.0f} s to tell a lighthouse that this group is gone")
+        self.link = self._new_link()
+        telling = asyncio.create_task(self.link.run())
+        asked = asyncio.create_task(self._asked_again.wait())
+        try:
+            async with asyncio.timeout(budget_s):
+                while not self.machine.death_known and not telling.done() and not asked.done():
+                    await asyncio.wait({telling, asked}, timeout=self.machine.beat_s, return_when="FIRST_COMPLETED")
+        except TimeoutError:
+            self.say("no lighthouse could be told; `lightkeeper fence` is the operator's word for it")
+        finally:
+            telling.cancel()
+            asked.cancel()
+            await asyncio.gather(telling, asked, return_exceptions=True)
 
     def _remove_files(self) -> None:
         """The socket, the ranks' progress pages and their folder, which was made for them."""
@@ -209,7 +238,15 @@ class ManagerService:
 
     def asked_to_leave(self, reason: str) -> None:
         """The launcher got a signal."""
+        if self._ending:
+            self._asked_again.set()
+            return
         self.act(self.machine.asked_to_leave(reason, time.monotonic()))
+
+    def _state(self) -> Any:
+        views = [view for rank in self.ranks if (view := self._view(rank)) is not None]
+        phase = next((v.phase for v in views if v.phase == "compute"), views[0].phase if views else "")
+        return group_state(self.machine, phase, time.monotonic())
 
     def _view(self, rank: int) -> RankView | None:
         register = self.machine.registered.get(rank)

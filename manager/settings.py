@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightkeeper.errors import UsageError
-from lightkeeper.wire import split_address
+from lightkeeper.manager.addresses import check_lighthouse, has_alternatives
 
 PREFIX = "LIGHTKEEPER_"
 START_BUDGETS = 10
@@ -23,7 +23,8 @@ class Settings:
     """What a group is told.
 
     Attributes:
-        lighthouse: its address, ``host:port``.
+        lighthouse: its address, ``host:port``; several with commas between, in the order in which they are tried; or
+            ``file:PATH``, a file that holds them and is read for every connection.
         job: the job's id; jobs on one lighthouse do not meet.
         group: this replica group's stable name.
         groups: configured number of groups of the job.
@@ -77,9 +78,14 @@ class Settings:
                 raise UsageError(f"{name} {value!r}: give 1 to 100 of a-z, A-Z, 0-9, '-', '_' or '.'")
         check_token(self.token)
         try:
-            split_address(self.lighthouse)
+            check_lighthouse(self.lighthouse)
         except ValueError as error:
             raise UsageError(f"lighthouse: {error}") from error
+        if self.start_window_s > 0 and has_alternatives(self.lighthouse):
+            raise UsageError(
+                "start_window_s needs one lighthouse at a fixed address: of several none can tell whether another "
+                "holds the job; let it start with all its groups"
+            )
 
     @property
     def reduce_timeout_s(self) -> float:

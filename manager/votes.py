@@ -47,7 +47,7 @@ class Votes(Joins):
         actions: list[Action] = [Note(note)]
         if self.failed_epoch != vote.epoch and self.promised <= vote.epoch:
             self.failed_epoch = vote.epoch
-            suspects = vote.suspects
+            suspects = self.suspects = vote.suspects
             actions.append(ToRanks(local.Abort(below=vote.epoch + 1, reason=f"rank {rank}: {vote.error}")))
             actions.append(Tell(m.Failed(self.known.epoch, vote.step, vote.error, suspects)))
         return actions

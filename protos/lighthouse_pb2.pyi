@@ -75,7 +75,7 @@ class Members(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class FromManager(_message.Message):
-    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query", "lost", "unbuilt")
+    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query", "lost", "unbuilt", "acknowledged")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class FromManager(_message.Message):
     QUERY_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     UNBUILT_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     join: Join
     beat: Beat
@@ -98,7 +99,8 @@ class FromManager(_message.Message):
     query: Query
     lost: Lost
     unbuilt: Unbuilt
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., unbuilt: _Optional[_Union[Unbuilt, _Mapping]] = ...) -> None: ...
+    acknowledged: Acknowledged
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., unbuilt: _Optional[_Union[Unbuilt, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
 
 class ToManager(_message.Message):
     __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal", "ask", "unknown")
@@ -129,7 +131,7 @@ class ToManager(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows")
+    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +144,8 @@ class Hello(_message.Message):
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     PROMISED_FIELD_NUMBER: _ClassVar[int]
     FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
     incarnation: str
@@ -154,7 +158,15 @@ class Hello(_message.Message):
     prepared: _containers.RepeatedCompositeFieldContainer[Roster]
     promised: int
     follows: bool
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ...) -> None: ...
+    place: int
+    died: Died
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
+
+class Acknowledged(_message.Message):
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: Term
+    def __init__(self, term: _Optional[_Union[Term, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("ranks", "signature", "fingerprint")
@@ -395,6 +407,18 @@ class Heal(_message.Message):
     why: str
     def __init__(self, step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., why: _Optional[str] = ...) -> None: ...
 
+class FenceGroupRequest(_message.Message):
+    __slots__ = ("group", "by")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    by: str
+    def __init__(self, group: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class FenceGroupReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -416,17 +440,19 @@ class GroupStatus(_message.Message):
     def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., silent_ms: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("job", "term", "membership", "groups", "waiting", "stopped")
+    __slots__ = ("job", "term", "membership", "groups", "waiting", "stopped", "reigns")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
+    REIGNS_FIELD_NUMBER: _ClassVar[int]
     job: str
     term: Term
     membership: Membership
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     waiting: str
     stopped: str
-    def __init__(self, job: _Optional[str] = ..., term: _Optional[_Union[Term, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., waiting: _Optional[str] = ..., stopped: _Optional[str] = ...) -> None: ...
+    reigns: bool
+    def __init__(self, job: _Optional[str] = ..., term: _Optional[_Union[Term, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., waiting: _Optional[str] = ..., stopped: _Optional[str] = ..., reigns: _Optional[bool] = ...) -> None: ...

@@ -44,6 +44,11 @@ class LighthouseStub:
                 request_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.StatusRequest.SerializeToString,
                 response_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.FenceGroup = channel.unary_unary(
+                '/lightkeeper.v1.Lighthouse/FenceGroup',
+                request_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupRequest.SerializeToString,
+                response_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupReply.FromString,
+                _registered_method=True)
 
 
 class LighthouseServicer:
@@ -63,6 +68,13 @@ class LighthouseServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FenceGroup(self, request, context):
+        """The operator's word that the processes of a group are gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LighthouseServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_LighthouseServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.StatusRequest.FromString,
                     response_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.StatusReply.SerializeToString,
+            ),
+            'FenceGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.FenceGroup,
+                    request_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupRequest.FromString,
+                    response_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Lighthouse:
             '/lightkeeper.v1.Lighthouse/Status',
             lightkeeper_dot_protos_dot_lighthouse__pb2.StatusRequest.SerializeToString,
             lightkeeper_dot_protos_dot_lighthouse__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FenceGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lightkeeper.v1.Lighthouse/FenceGroup',
+            lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupRequest.SerializeToString,
+            lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,11 @@ class ManagerStub:
                 request_serializer=lightkeeper_dot_protos_dot_manager__pb2.GetKeyRequest.SerializeToString,
                 response_deserializer=lightkeeper_dot_protos_dot_manager__pb2.GetKeyReply.FromString,
                 _registered_method=True)
+        self.GroupState = channel.unary_unary(
+                '/lightkeeper.v1.Manager/GroupState',
+                request_serializer=lightkeeper_dot_protos_dot_manager__pb2.GroupStateRequest.SerializeToString,
+                response_deserializer=lightkeeper_dot_protos_dot_manager__pb2.GroupStateReply.FromString,
+                _registered_method=True)
 
 
 class ManagerServicer:
@@ -63,6 +68,13 @@ class ManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GroupState(self, request, context):
+        """What an operator sees of one group while no lighthouse answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_ManagerServicer_to_server(servicer, server):
                     servicer.GetKey,
                     request_deserializer=lightkeeper_dot_protos_dot_manager__pb2.GetKeyRequest.FromString,
                     response_serializer=lightkeeper_dot_protos_dot_manager__pb2.GetKeyReply.SerializeToString,
+            ),
+            'GroupState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupState,
+                    request_deserializer=lightkeeper_dot_protos_dot_manager__pb2.GroupStateRequest.FromString,
+                    response_serializer=lightkeeper_dot_protos_dot_manager__pb2.GroupStateReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Manager:
             '/lightkeeper.v1.Manager/GetKey',
             lightkeeper_dot_protos_dot_manager__pb2.GetKeyRequest.SerializeToString,
             lightkeeper_dot_protos_dot_manager__pb2.GetKeyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GroupState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lightkeeper.v1.Manager/GroupState',
+            lightkeeper_dot_protos_dot_manager__pb2.GroupStateRequest.SerializeToString,
+            lightkeeper_dot_protos_dot_manager__pb2.GroupStateReply.FromString,
             options,
             channel_credentials,
             insecure,

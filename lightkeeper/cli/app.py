@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 def build() -> typer.Typer:
     """The application with all commands."""
-    from lightkeeper.cli import bench, demo, events, launch, lighthouse, manager, status
+    from lightkeeper.cli import bench, demo, events, fence, launch, lighthouse, manager, status
 
     app = typer.Typer(
         name="lightkeeper",
@@ -38,6 +38,7 @@ def build() -> typer.Typer:
     app.command("bench")(bench.command)
     app.command("events")(events.command)
     app.command("status")(status.command)
+    app.command("fence")(fence.command)
     return app
 
 

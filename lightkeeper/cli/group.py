@@ -34,7 +34,13 @@ def _option(kind: type, name: str, text: str, default: str | bool = False, metav
 OPTIONS: dict[str, Any] = {
     "group": _option(str, "--group", "Stable name of this replica group, e.g. g0."),
     "ranks": _option(int, "--ranks", "Trainer ranks of the group on this node.", "1"),
-    "lighthouse": _option(str, "--lighthouse", "Address of the lighthouse.", "127.0.0.1:29400", "HOST:PORT"),
+    "lighthouse": _option(
+        str,
+        "--lighthouse",
+        "Address of the lighthouse; several are tried in their order; file:PATH is read for every connection.",
+        "127.0.0.1:29400",
+        "HOST:PORT[,...]",
+    ),
     "job": _option(str, "--job", "Id of the job; jobs on one lighthouse do not meet.", "job"),
     "groups": _option(int, "--groups", "Replica groups the job is configured for.", "1"),
     "minimum": _option(int, "--minimum", "Fewest groups with which the job goes on.", "1"),

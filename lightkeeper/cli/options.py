@@ -45,6 +45,29 @@ def check_address(text: str, option: str) -> str:
     return text
 
 
+def check_addresses(text: str, option: str) -> tuple[str, ...]:
+    """One or more `host:port` with commas between.
+
+    Raises:
+        UsageError: one of them is none; it is named.
+    """
+    return tuple(check_address(part.strip(), option) for part in text.split(","))
+
+
+def check_lighthouses(text: str, option: str) -> tuple[str, ...]:
+    """Addresses of lighthouses as `--lighthouse` gives them, read from the file if it names one.
+
+    Raises:
+        UsageError: the file cannot be used, or an address is none; it is named.
+    """
+    from lightkeeper.manager.addresses import read_addresses
+
+    try:
+        return read_addresses(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
 def check_count(value: int, option: str, lowest: int = 1, highest: int = 1_000_000) -> int:
     """An integer within bounds.
 

@@ -11,7 +11,7 @@ from sim_rank import Rank
 from sim_reduce import Net, Sum
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Activated, Close, Ended, Promised, Rise, Send
+from lightkeeper.lighthouse.actions import Activated, Close, Ended, Promised, Rise, Send, Superseded
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
 from lightkeeper.lighthouse.names import Entry, Term
@@ -59,7 +59,7 @@ class Lighthouse:
         self.starts += 1
         self.disk, self.name, self.up = disk, name, True
         self.streams: dict[int, Stream] = {}
-        copy = JobHistory(disk.highest, disk.membership, list(disk.prepared))
+        copy = JobHistory(disk.highest, disk.membership, list(disk.prepared), disk.reigns)
         self.machine = JobMachine("job", Term(self.starts, name), copy, Bounds(LEASE_S, 0.2), self.job.clock.now)
 
     def stop(self) -> None:
@@ -92,7 +92,7 @@ class Lighthouse:
             elif isinstance(action, Close):
                 if (stream := self.streams.get(action.connection)) is not None:
                     stream.close()
-            elif isinstance(action, Promised | Activated | Ended):
+            elif isinstance(action, Promised | Activated | Ended | Superseded):
                 self.disk.apply(action)
                 self.job.checkers.logged(action)
                 self.job.say(f"lighthouse logs {action}")

@@ -129,7 +129,7 @@ def test_a_new_stream_begins_with_all_that_may_have_been_missed() -> None:
     world.forget()
     world.connect()
     kinds = [type(message) for message in world.told]
-    assert kinds == [m.Hello, m.Join, m.Failed, m.Leave]
+    assert kinds == [m.Hello, m.Join, m.Failed, m.Leave, m.Acknowledged]
     hello = world.said(m.Hello)[0]
     assert hello.known == membership(1, "g0", "g1", "g2", base=0) and hello.acknowledged == Term(1, "lh")
 

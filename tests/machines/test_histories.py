@@ -60,7 +60,7 @@ def test_without_faults_every_group_reaches_the_end_in_one_epoch(width: int) -> 
 @pytest.mark.parametrize("width", [1, 2])
 def test_after_failed_reduces_every_group_reaches_the_end(width: int) -> None:
     epochs, adopted = 0, 0
-    for seed in seeds(30):
+    for seed in seeds(40):
         job, _, reached = history(seed, ("reduce",), width=width, count=2)
         assert reached == ["g0", "g1", "g2"], f"seed {seed}: a reduce that fails costs nobody's membership"
         epochs, adopted = epochs + job.checkers.highest - 1, adopted + job.checkers.adopted

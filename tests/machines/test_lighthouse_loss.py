@@ -14,7 +14,7 @@ def test_a_killed_trainer_is_left_out_at_once_and_named() -> None:
     assert world.noted("group_lost") == [
         {
             "group": "g2",
-            "incarnation": "i1",
+            "incarnation": "g2i1",
             "cause": "rank 0 was killed by SIGKILL",
             "detected_by": "manager",
             "phase": "reduce",
@@ -37,7 +37,7 @@ def test_a_member_that_is_started_again_before_anybody_missed_it_is_lost_and_nam
     world.pass_s(3, {"g0": 3, "g2": 3})
     world.arrive("g1/i2")
     (lost,) = world.noted("group_lost")
-    assert (lost["group"], lost["incarnation"]) == ("g1", "i1")
+    assert (lost["group"], lost["incarnation"]) == ("g1", "g1i1")
     world.promise("g0", 3)
     world.promise("g2", 3)
     assert world.newest.groups == ("g0", "g2")

@@ -300,10 +300,13 @@ def test_an_epoch_prepared_on_the_newest_must_be_heard_of_too() -> None:
 
 
 def test_the_newest_epoch_that_a_promise_names_is_the_one_that_counts() -> None:
+    """The entries have put a change in force that this lighthouse did not prepare."""
     world = World()
     world.start()
     base = world.newest
-    newer = Membership(Epoch(9, Term(1, "lh")), tuple(x for x in base.members if x.group != "g2"), base.epoch)
+    newer = Membership(Epoch(2, Term(1, "lh")), tuple(x for x in base.members if x.group != "g2"), base.epoch)
+    world.hello("g0", known=base, prepared=(newer,), acknowledged=Term(1, "lh"))
+    world.say("g0", m.Join(("g0:2",)))
     world.die("g2")
     world.promise("g0", 5, known=newer, entry=base.epoch)
     world.promise("g1", 5, known=newer, entry=base.epoch)

@@ -129,7 +129,7 @@ def test_a_second_incarnation_of_a_group_that_still_beats_is_refused_for_good() 
     assert not refused.retry
     assert (
         refused.reason
-        == "g0 is already run by incarnation i1, which still beats; end it first or choose another --group"
+        == "g0 is already run by incarnation g0i1, which still beats; end it first or choose another --group"
     )
     assert world.closed == ["g0/i2"] and world.noted("refused")[0]["incarnation"] == "i2"
 
@@ -162,7 +162,7 @@ def test_a_second_incarnation_takes_the_place_of_one_that_ended_while_it_waited(
     world.arrive("g0/i2", "g1")
     world.promise("g0/i2")
     world.promise("g1")
-    assert [(x.group, x.incarnation) for x in world.newest.members] == [("g0", "i2"), ("g1", "i1")]
+    assert [(x.group, x.incarnation) for x in world.newest.members] == [("g0", "i2"), ("g1", "g1i1")]
 
 
 def test_groups_that_want_different_numbers_are_refused_by_name() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Rise, Send
+from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Rise, Send, Superseded
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
@@ -49,9 +49,10 @@ class World:
         self.speakers: dict[int, str] = {}
         self.sent: dict[str, list[m.ToManager]] = {}
         self.notes: list[Note] = []
-        self.logged: list[Promised | Activated | Ended] = []
+        self.logged: list[Promised | Activated | Ended | Superseded] = []
         self.risen: list[Term] = []
         self.closed: list[str] = []
+        self.obeyed: dict[int, Term] = {}  # by connection
         self._next = 0
 
     # ------------------------------------------------------------ the lighthouse
@@ -61,7 +62,7 @@ class World:
         number = self.term.number + 1 if log else 1
         self.term = Term(number, lighthouse or (self.term.lighthouse if log else "other"))
         kept = self.history if log else JobHistory()
-        self.history = JobHistory(kept.highest, kept.membership, list(kept.prepared))
+        self.history = JobHistory(kept.highest, kept.membership, list(kept.prepared), kept.reigns)
         self.machine = JobMachine("job", self.term, self.history, Bounds(self.lease_s, BEAT_S), self.now)
         self.connections.clear()
         self.sent.clear()
@@ -91,7 +92,7 @@ class World:
                 f"{message.membership.epoch} is not logged as in force"
             )
 
-    def _check_rises(self, record: Promised | Activated | Ended) -> None:
+    def _check_rises(self, record: Promised | Activated | Ended | Superseded) -> None:
         if isinstance(record, Promised):
             assert record.number > self.history.highest, (
                 f"epoch {record.number} does not rise above {self.history.highest}"
@@ -101,14 +102,24 @@ class World:
 
     # ------------------------------------------------------------ what managers say
 
-    def hello(self, speaker: str, **more: Any) -> None:
-        """A stream begins; `more` replaces fields of the `Hello`."""
+    def hello(self, speaker: str, reads: bool = True, **more: Any) -> None:
+        """A stream begins; `more` replaces fields of the `Hello`. Who `reads` acknowledges the `Welcome`."""
         group, _, incarnation = speaker.partition("/")
         self._next += 1
         self.connections[speaker] = self._next
         self.speakers[self._next] = speaker
         fields = {"groups": self.size, "minimum": self.minimum, **more}
-        self.say(speaker, m.Hello("job", group, incarnation or "i1", f"{group}:1", **fields))
+        self.say(speaker, m.Hello("job", group, incarnation or f"{group}i1", f"{group}:1", **fields))
+        if reads:
+            self.acknowledge(*self.speakers.values())
+
+    def acknowledge(self, *speakers: str) -> None:
+        """These have read the newest `Welcome`, if there is one that they have not answered."""
+        for speaker in speakers:
+            welcomes = self.told(speaker, m.Welcome)
+            if welcomes and self.obeyed.get(self.connections[speaker]) != welcomes[-1].term:
+                self.obeyed[self.connections[speaker]] = welcomes[-1].term
+                self.say(speaker, m.Acknowledged(welcomes[-1].term))
 
     def join(self, speaker: str, signature: Mapping[str, str] = SAME) -> None:
         self.say(speaker, m.Join((f"{speaker}:2",), signature))
@@ -118,6 +129,19 @@ class World:
         for speaker in speakers:
             self.hello(speaker, **more)
             self.join(speaker)
+
+    def arrive_if_taken(self, speaker: str, **more: Any) -> None:
+        """Hello, and join if it was not sent on."""
+        before = len(self.told(speaker, m.Refused))
+        self.hello(speaker, **more)
+        if len(self.told(speaker, m.Refused)) == before:
+            self.join(speaker)
+
+    def fence(self, group: str, by: str) -> str:
+        """The operator's word; returns why it is refused."""
+        actions, refused = self.machine.fence(group, by, self.now)
+        self._carry_out(actions)
+        return refused
 
     def start(self, *names: str, total: int = 24) -> Epoch:
         """All groups arrive and promise; returns the first epoch."""

@@ -63,8 +63,8 @@ class Job:
 
     # ------------------------------------------------------------ starting
 
-    def start_lighthouse(self, *words: str, port: int = 0, env: dict[str, str] | None = None) -> str:
-        """Starts a lighthouse and waits until it listens; returns its address."""
+    def start_lighthouse(self, *words: str, port: int = 0, env: dict[str, str] | None = None, log: str = "log") -> str:
+        """Starts a lighthouse, with its log in a folder of this name; returns its address once it listens."""
         number = len(self.lighthouses)
         path = self.folder / f"lighthouse-{number}.out"
         command = [
@@ -75,7 +75,7 @@ class Job:
             "--bind",
             f"127.0.0.1:{port}",
             "--log",
-            str(self.folder / "log"),
+            str(self.folder / log),
         ]
         command += ["--run-folder", str(self.folder), *(words or ("--lease-s", "1"))]
         with path.open("wb") as output:
@@ -92,6 +92,25 @@ class Job:
         assert found is not None
         self.lighthouse = found.group(1)
         return self.lighthouse
+
+    def kill_lighthouse(self, number: int = -1) -> int:
+        """Kills one (the newest, if none is named); returns its port."""
+        child = self.lighthouses[number]
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        path = self.folder / f"lighthouse-{self.lighthouses.index(child)}.out"
+        found = LISTENING.search(path.read_text())
+        assert found is not None
+        return int(found.group(1).rpartition(":")[2])
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command of the operator's."""
+        done = subprocess.run(
+            [sys.executable, "-m", "lightkeeper", *words],
+            env=self._environment({"COLUMNS": "200"}), capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
 
     def start(
         self,

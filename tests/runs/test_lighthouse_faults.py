@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 from harness import Job
 
 from lightkeeper.events import schema
@@ -11,18 +9,10 @@ from lightkeeper.events import schema
 STEPS = 30
 
 
-def kill_lighthouse(job: Job) -> int:
-    """Kills it; returns its port."""
-    child = job.lighthouses[-1]
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    return int(job.lighthouse.rpartition(":")[2])
-
-
 def test_training_and_finishing_need_no_lighthouse(job: Job, gold) -> None:
     job.start_all(3, steps=STEPS, delay=0.01)
     job.wait_for(schema.Committed, group="g0", step=5)
-    kill_lighthouse(job)
+    job.kill_lighthouse()
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1", "g2"})
     assert not facts.lost and len(facts.epochs) == 1
@@ -33,7 +23,7 @@ def test_training_and_finishing_need_no_lighthouse(job: Job, gold) -> None:
 def test_restarted_with_its_log_it_recovers_a_later_kill(job: Job, gold) -> None:
     job.start_all(3, fault="kill:g2:reduce:20", steps=STEPS, delay=0.02)
     job.wait_for(schema.Committed, group="g0", step=5)
-    port = kill_lighthouse(job)
+    port = job.kill_lighthouse()
     job.wait_for(schema.Committed, group="g0", step=8)
     job.start_lighthouse(port=port)
     facts = job.finish()
@@ -49,7 +39,7 @@ def test_a_kill_while_there_is_none_waits_for_the_next(job: Job) -> None:
     """A death while nobody reigns pauses the job; it never splits it."""
     job.start_all(3, fault="kill:g2:reduce:12", steps=STEPS, delay=0.01)
     job.wait_for(schema.Committed, group="g0", step=5)
-    port = kill_lighthouse(job)
+    port = job.kill_lighthouse()
     job.wait_for(schema.ReduceFailed, group="g0")
     job.wait_for(schema.ReduceFailed, group="g1")
     assert max(e.step for e in job.events() if isinstance(e, schema.Committed)) == 11
@@ -60,10 +50,10 @@ def test_a_kill_while_there_is_none_waits_for_the_next(job: Job) -> None:
 
 
 def test_restarted_without_its_log_it_may_not_leave_anybody_out(job: Job) -> None:
-    """With an empty disk it needs every member's word, and one is dead: the job waits, and says for whom."""
-    job.start_all(3, fault="kill:g2:reduce:28", steps=STEPS, delay=0.04, settings={"outage_budget_s": 4})
+    """It needs every member's word, and one is dead with its manager: the job waits, and says for whom."""
+    job.start_all(3, fault="kill-tree:g2:reduce:28", steps=STEPS, delay=0.04, settings={"outage_budget_s": 4})
     job.wait_for(schema.Committed, group="g0", step=5)
-    port = kill_lighthouse(job)
+    port = job.kill_lighthouse()
     job.wait_for(schema.ReduceFailed, group="g1")
     (job.folder / "log").rename(job.folder / "log-lost")
     job.start_lighthouse(port=port)
@@ -79,7 +69,7 @@ def test_restarted_without_its_log_while_all_live(job: Job) -> None:
     """Every member has acknowledged its term, so it reigns again; and its numbers are above all that were used."""
     job.start_all(3, fault="kill:g2:reduce:28", steps=STEPS, delay=0.06)
     job.wait_for(schema.Committed, group="g0", step=2)
-    port = kill_lighthouse(job)
+    port = job.kill_lighthouse()
     (job.folder / "log").rename(job.folder / "log-lost")
     job.start_lighthouse(port=port)
     job.until(lambda: all("is back" in job.said(g) for g in ("g0", "g1", "g2")), "all are in touch again")

@@ -52,6 +52,7 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "epoch": 2,
         "first_step": 3,
         "whom": "g1",
+        "by": "ann@console",
         "since_s": 1.5,
         "note": "n",
         "cause": "c",

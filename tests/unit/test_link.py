@@ -32,14 +32,16 @@ class End:
     def __init__(self, address: str, token: str = TOKEN, hello: m.Hello = HELLO) -> None:
         self.hello = hello
         self.calls: list[str] = []
+        self.places: list[int] = []
         self.heard: list[Any] = []
         self.said: list[str] = []
         self.link = LighthouseLink(
             address, token, "job", self.connected, self.disconnected, self.heard.append, self.said.append
         )
 
-    def connected(self) -> None:
+    def connected(self, place: int) -> None:
         self.calls.append("connected")
+        self.places.append(place)
         self.link.put(self.hello)
 
     def disconnected(self) -> None:
@@ -222,7 +224,7 @@ def test_a_machine_behind_a_link_that_reaches_nobody_gives_up_after_its_budget()
         settings = Settings(lighthouse=f"127.0.0.1:{free_port()}", token=TOKEN, outage_budget_s=10)
         machine = GroupMachine(settings, "g0-i1", "127.0.0.1:1", now())
         end = End(settings.lighthouse)
-        end.link.connected = lambda: machine.connected(now()) and None
+        end.link.connected = lambda place: machine.connected(now(), place) and None
         end.link.disconnected = lambda: machine.disconnected(now()) and None
         async with running(end):
             while machine.ending is None:
@@ -230,5 +232,118 @@ def test_a_machine_behind_a_link_that_reaches_nobody_gives_up_after_its_budget()
                 assert now() < 40, "it tries for ever"
                 await asyncio.sleep(0.01)
         assert machine.ending == f"the lighthouse at {settings.lighthouse} could not be reached for 10 s"
+
+    scene(go)
+
+
+def test_it_goes_on_to_the_next_address_and_says_so_once() -> None:
+    async def go() -> None:
+        server, _, port = await start()
+        away = f"127.0.0.1:{free_port()}"
+        end = End(f"{away},127.0.0.1:{port}")
+        async with running(end):
+            await until(lambda: end.heard, "it does not try the second")
+            assert end.places == [1, 2]
+            assert [line.rpartition(")")[2] for line in end.said[:1]] == [f"; trying 127.0.0.1:{port} and again"]
+            assert end.said[1:] == [f"the lighthouse at 127.0.0.1:{port} is back"]
+        await server.stop(grace=0)
+
+    scene(go)
+
+
+def test_who_is_sent_on_comes_back_after_the_others() -> None:
+    async def go() -> None:
+        here, service, port = await start()
+        there, other, port2 = await start()
+        end = End(f"127.0.0.1:{port},127.0.0.1:{port2}")
+        end.connected = lambda place: (
+            end.places.append(place)
+            or end.link.put(  # type: ignore[method-assign,func-returns-value]
+                m.Hello("job", "g0", "g0-i1", "127.0.0.1:1", 2, 1, place=place)
+            )
+        )
+        end.link.connected = end.connected
+        async with running(end):
+            await until(lambda: len(end.places) >= 4, "it is not sent on")
+            assert end.places[:4] == [1, 2, 1, 2]
+            assert {message.reason for message in end.heard if isinstance(message, m.Refused)} == {
+                "standby: it knows no such job, and begins one once it has heard 1 more group"
+            }
+            assert len(end.said) == 2 and all("does not take this group now: standby" in line for line in end.said)
+            assert not service.jobs["job"].groups and not other.jobs["job"].groups
+        await here.stop(grace=0)
+        await there.stop(grace=0)
+
+    scene(go)
+
+
+def test_who_accepts_and_says_nothing_is_left_for_the_next(monkeypatch: Any) -> None:
+    monkeypatch.setattr("lightkeeper.manager.link.ANSWER_S_MAX", 0.2)
+
+    async def go() -> None:
+        server, _, port = await start()
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen()
+            end = End(f"127.0.0.1:{deaf.getsockname()[1]},127.0.0.1:{port}")
+            async with running(end):
+                await until(lambda: end.heard, "it waits for ever at one that says nothing")
+        await server.stop(grace=0)
+
+    scene(go)
+
+
+def test_a_name_is_resolved_anew_for_every_connection(monkeypatch: Any) -> None:
+    """Each connection has a channel of its own, none of which remembers what a name stood for."""
+    made: list[str] = []
+    real = grpc.aio.insecure_channel
+
+    def channel(address: str, **more: Any) -> Any:
+        made.append(address)
+        assert ("grpc.use_local_subchannel_pool", 1) in more["options"]
+        return real(address, **more)
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", channel)
+
+    async def go() -> None:
+        port = free_port()
+        end = End(f"localhost:{port}")
+        async with running(end):
+            await until(lambda: len(made) >= 3, "it does not connect again")
+        assert set(made) == {f"localhost:{port}"}
+
+    scene(go)
+
+
+def test_a_file_that_names_another_lighthouse_is_followed(tmp_path: Any) -> None:
+    async def go() -> None:
+        file = tmp_path / "at"
+        first, _, port = await start()
+        second, _, port2 = await start()
+        file.write_text(f"127.0.0.1:{port}")
+        end = End(f"file:{file}")
+        async with running(end):
+            await until(lambda: end.heard, "no welcome")
+            file.write_text(f"127.0.0.1:{port2}\n")
+            await first.stop(grace=0)
+            await until(lambda: len(end.heard) >= 2, "it does not read the file again")
+            assert end.said[-1] == f"the lighthouse at 127.0.0.1:{port2} has taken this group in"
+        await second.stop(grace=0)
+
+    scene(go)
+
+
+def test_flush_tells_whether_the_lighthouse_has_read_it_all() -> None:
+    async def go() -> None:
+        server, _, port = await start()
+        end = End(f"127.0.0.1:{port}")
+        async with running(end):
+            await until(lambda: end.heard, "no welcome")
+            assert await end.link.flush(BOUND_S / 2)
+        await server.stop(grace=0)
+        nobody = End(f"127.0.0.1:{port}")
+        async with running(nobody):
+            await until(lambda: "disconnected" in nobody.calls, "it does not try")
+            assert not await nobody.link.flush(0.1)
 
     scene(go)

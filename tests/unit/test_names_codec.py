@@ -25,6 +25,7 @@ FIELDS = {
     "str": text, "int": number, "bool": st.booleans(), "float": st.floats(0, 1e6),
     "Member": members, "Term": terms, "Epoch": epochs, "Entry": entries, "Membership": memberships,
     "UserError": st.builds(m.UserError, number, text, text, text),
+    "Died": st.builds(m.Died, text, number, text, number),
     "Share": st.builds(m.Share, text, st.lists(number, max_size=3).map(tuple)),
     "Donor": st.builds(m.Donor, text, text),
     "Mapping[str, str]": st.dictionaries(text, text, max_size=3),

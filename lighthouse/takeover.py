@@ -1,0 +1,173 @@
+"""Which lighthouse decides, when there may be several: a reign is held, lost, and taken over.
+
+A captain's mate does not take the wheel because the bridge is silent: the captain may be talking to the other half of
+the crew through a pipe that the mate cannot hear. The mate asks every sailor in turn to obey him from now on. Once all
+have said so, nobody is left who would follow the captain, wherever he is. A sailor who has gone overboard cannot say
+it; then somebody who saw it must: his own manager, or the operator.
+
+So a lighthouse that does not reign needs, of every member of the newest epoch, the acknowledgement of its own term as
+it stands, or the word that the member is fenced. A `Hello` is none yet: the stream may break before the manager has
+read the `Welcome`, and it would go on obeying another.
+
+A manager that has other addresses is sent on until all that are needed have called here, and those before this
+lighthouse in the list have had a lease each: else the members of one job would settle at several lighthouses, none of
+which may decide anything.
+
+Rejected: a majority of the members (decided by the law of this project, with its example); acknowledging whichever
+lighthouse answers first, which splits the members of a job whose first lighthouse is merely out of reach for some.
+"""
+
+from __future__ import annotations
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.actions import Action, Activated, Close, Note, Send, Superseded
+from lightkeeper.lighthouse.group import Gone, Group
+from lightkeeper.lighthouse.job import Job
+from lightkeeper.lighthouse.names import Membership
+
+FENCED_KEPT_MAX = 10_000
+VISITS_MAX = 10_000
+LEFT_OUT = "the job has gone on without it under another lighthouse"
+
+
+class TakeOver(Job):
+    """A job whose lighthouse may not be the only one."""
+
+    def _lose_reign(self) -> list[Action]:
+        """Somebody obeys, or knows, what is not in this log; that this happened must outlive a restart."""
+        if not self.reigns:
+            return []
+        self.reigns = False
+        return [] if self.newest is None else [Superseded()]
+
+    def _learn_newest(self, newest: Membership) -> list[Action]:
+        """An epoch that another lighthouse, or another's `Prepare`, put in force."""
+        actions = self._lose_reign()
+        self.newest, self.reigns, self.prepared = newest, False, []
+        self.highest = max(self.highest, newest.epoch.number)
+        self.visits.clear()  # who called before it knew the epoch may have found another lighthouse since
+        for member in newest.members:
+            self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
+        for group in self.groups.values():
+            if group.in_touch and group.hello is not None and self._left_out(group.hello):
+                actions += self._fence(group, LEFT_OUT)
+        return actions
+
+    def _take_over(self) -> list[Action]:
+        """Reigns once every member of the newest epoch has acknowledged this term, or is known to be fenced."""
+        if self.reigns or self.newest is None or self._unanswered():
+            return []
+        self.reigns = True
+        note = Note("took_over", {"epoch": self.newest.epoch, "members": list(self.newest.groups)})
+        actions: list[Action] = [Activated(self.newest), note]
+        for group in self._members():
+            actions += self._answer_query(group)
+        return actions
+
+    def _answer_query(self, group: Group) -> list[Action]:
+        """Whether the epoch of a member that was frozen still stands is known only to who reigns."""
+        query = group.query
+        if query is None or not self.reigns or self.newest is None or self._member(group.name) is None:
+            return []
+        group.query = None
+        planned = self.activation is None and query.epoch == self.newest.base  # its own entry brings it there
+        stands = query.epoch >= self.newest.epoch or planned
+        return self._send(group, m.Stands(query.epoch)) if stands else []
+
+    def _welcome(self, group: Group) -> list[Action]:
+        """Asks for its obedience to this term; again after the term has risen."""
+        if group.connection is None or group.welcomed == self.term:
+            return []
+        group.welcomed = self.term
+        assert group.hello is not None
+        patience = self.bounds.patience(group.hello.groups)
+        welcome = m.Welcome(self.term, round(patience.lease_s * 1000), round(patience.beat_s * 1000))
+        return [Send(group.connection, welcome)]
+
+    def _welcome_anew(self) -> list[Action]:
+        """Another job, or another manager of this one, has made the term rise."""
+        actions: list[Action] = []
+        if self.told_term == self.term:
+            return actions
+        self.told_term = self.term
+        for group in self.groups.values():
+            if group.in_touch and group.welcomed is not None:
+                actions += self._welcome(group)
+        return actions
+
+    # ------------------------------------------------------------ a standby
+
+    def _sends_on(self, hello: m.Hello, now: float) -> str:
+        """Why a manager that has other addresses is to try those; empty if it is taken in."""
+        member = self.newest is not None and self.newest.slot_of(hello.group, hello.incarnation) is not None
+        if not hello.place or self.stopped is not None:
+            return ""
+        if self.reigns and self.newest is not None and (member or any(g.in_touch for g in self._members())):
+            return ""
+        self.visits[hello.group] = (hello.incarnation, now)
+        while len(self.visits) > VISITS_MAX:
+            self.visits.pop(next(iter(self.visits)))
+        missing = self._uncalled(now) if member else self._too_few(hello, now)
+        if missing:
+            self.called_s = None
+            what = "takes over" if self.newest is not None else "it knows no such job, and begins one"
+            return f"standby: {what} once it has heard {missing}"
+        self.called_s = now if self.called_s is None else self.called_s
+        if now - self.called_s < (hello.place - 1) * self.bounds.lease_s:
+            return "standby: all have called; those before it in the list of addresses have a lease each"
+        return ""
+
+    def _uncalled(self, now: float) -> str:
+        """Members that have neither called here lately nor are known to be fenced."""
+        return ", ".join(name for name in self._unanswered() if not self._called(name, now))
+
+    def _too_few(self, hello: m.Hello, now: float) -> str:
+        """A group that is no member comes in where the job is; where there is none, all must have called."""
+        names = {hello.group, *self.visits, *self.groups}
+        missing = hello.groups - sum(self._called(name, now) for name in names)
+        return f"{missing} more group{'s' if missing > 1 else ''}" if missing > 0 else ""
+
+    def _send_members_on(self, now: float) -> list[Action]:
+        """A take-over that does not come about: a member has not been here for so long that it may be elsewhere."""
+        if self.reigns or self.newest is None or not (missing := self._uncalled(now)):
+            return []
+        actions: list[Action] = []
+        for group in self.groups.values():
+            if group.in_touch and group.hello is not None and group.hello.place:
+                assert group.connection is not None
+                refused = m.Refused(f"standby: takes over once it has heard {missing}", retry=True)
+                actions += [Send(group.connection, refused), Close(group.connection)]
+                group.connection, group.welcomed = None, None
+                group.hears(now)
+        return actions
+
+    # ------------------------------------------------------------ who is gone for good
+
+    def _left_out(self, hello: m.Hello) -> bool:
+        """Whether it was a member, and another lighthouse has gone on without it."""
+        if self.newest is None or hello.known is None or hello.known.epoch >= self.newest.epoch:
+            return False
+        was = hello.known.slot_of(hello.group, hello.incarnation)
+        return was is not None and self.newest.slot_of(hello.group, hello.incarnation) is None
+
+    def _fence(self, group: Group, reason: str) -> list[Action]:
+        self._remember_fenced(group.incarnation, reason)
+        note = Note("fenced", {"group": group.name, "incarnation": group.incarnation, "reason": reason})
+        group.gone = group.gone or Gone(reason, "fenced")
+        return [note, *self._send(group, m.Fence(reason))]
+
+    def _remember_fenced(self, incarnation: str, reason: str) -> None:
+        self.fenced[incarnation] = reason
+        while len(self.fenced) > FENCED_KEPT_MAX:
+            self.fenced.pop(next(iter(self.fenced)))
+
+    def _send(self, group: Group, message: m.ToManager) -> list[Action]:
+        return [] if group.connection is None else [Send(group.connection, message)]
+
+    def _lives(self, group: Group, now: float) -> float | None:
+        """Seconds since a group was heard that may well be alive, else None."""
+        visit = self.visits.get(group.name)
+        visited_s = visit[1] if visit is not None and visit[0] == group.incarnation else -1.0
+        silent_s = now - max(group.heard, visited_s)
+        fresh = group.gone is None and (group.connection is not None or silent_s <= self.bounds.lease_s)
+        return silent_s if fresh and group.incarnation not in self.fenced else None

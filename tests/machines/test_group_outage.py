@@ -1,0 +1,111 @@
+"""One group while no lighthouse is there, or only one that sends it on; and what it still says after its end."""
+
+from __future__ import annotations
+
+from groupworld import TERM, GroupWorld, epoch
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.names import Term
+from lightkeeper.manager import exits, local
+
+
+def started(ranks: int = 1, **settings: object) -> GroupWorld:
+    world = GroupWorld(ranks, **settings)
+    world.start()
+    return world
+
+
+def test_it_answers_a_welcome_with_the_term_that_it_obeys_from_now_on() -> None:
+    world = started()
+    world.forget()
+    world.hears(m.Welcome(Term(5, "b"), 2000, 200))
+    assert world.said(m.Acknowledged) == [m.Acknowledged(Term(5, "b"))]
+    world.prepare(2, term=TERM)
+    assert not world.said(m.Promise), "what the earlier lighthouse still says is void"
+
+
+def test_it_does_not_acknowledge_a_lower_term() -> None:
+    world = started()
+    world.hears(m.Welcome(Term(5, "b"), 2000, 200))
+    world.forget()
+    world.hears(m.Welcome(TERM, 2000, 200))
+    assert not world.said(m.Acknowledged) and world.machine.hello().acknowledged == Term(5, "b")
+
+
+def test_an_activation_of_a_lower_term_has_no_effect() -> None:
+    world = started()
+    world.hears(m.Welcome(Term(5, "b"), 2000, 200))
+    world.activate(2, "g1", term=TERM)
+    assert world.machine.known is not None and world.machine.known.epoch == epoch(1)
+
+
+def test_every_rank_says_whose_connection_broke_and_that_the_lighthouse_is_away() -> None:
+    world = started(ranks=2)
+    world.disconnect()
+    for rank in range(2):
+        world.vote(rank, "failed", 0, at=1, error="closed by peer", suspects=("g2",))
+    world.pass_s(2.25)
+    world.hears(m.Refused("standby: takes over once it has heard g2", retry=True))
+    world.pass_s(4)
+    for rank in range(2):
+        lines = [say.line for say in world.pushed(rank, local.Say)]
+        away = "the connection to g2 broke, and the lighthouse at 127.0.0.1:29400 is away"
+        assert lines == [
+            f"step 0 stands since 2 s: {away}",
+            f"step 0 stands since 5 s: {away} (one was reached: standby: takes over once it has heard g2)",
+        ]
+
+
+def test_a_standby_that_sends_it_on_is_no_lighthouse_that_cannot_be_reached() -> None:
+    world = GroupWorld(outage_budget_s=5.0)
+    world.ready()
+    for _ in range(10):
+        world.pass_s(3)
+        world.hears(m.Refused("standby: it knows no such job", retry=True))
+    assert not world.ended
+    world.pass_s(6)
+    assert "could not be reached" in world.ended[0].reason
+
+
+def test_a_standby_that_sends_it_on_for_ever_is_not_waited_for_for_ever() -> None:
+    world = GroupWorld(outage_budget_s=1.0)
+    world.ready()
+    for _ in range(25):
+        world.pass_s(0.5)
+        world.hears(m.Refused("standby: it knows no such job", retry=True))
+    assert [end.exit_code for end in world.ended] == [exits.GAVE_UP]
+
+
+def test_after_its_end_a_new_stream_begins_and_ends_with_the_word_that_it_is_gone() -> None:
+    world = started()
+    world.disconnect()
+    world.rank_ends(0, -9, "reduce", 0)
+    assert world.ended[0].exit_code == 137 and world.killed and world.machine.owes_word
+    world.forget()
+    world._carry_out(world.machine.connected(world.now, 2))
+    (hello,) = world.told
+    assert hello.died == m.Died("rank 0 was killed by SIGKILL", 0, "reduce", 0)
+    assert hello.place == 2 and hello.known is not None
+    world.hears(m.Refused("standby: takes over once it has heard g0", retry=True))
+    assert world.machine.owes_word, "that one has not taken it"
+    world.hears(m.Fence("its end is known here"))
+    assert not world.machine.owes_word and len(world.ended) == 1
+
+
+def test_who_was_alone_owes_nobody_a_word() -> None:
+    world = GroupWorld()
+    world.connect()
+    world.ready()
+    world.prepare(1)
+    world.activate(1, "g1")
+    world.disconnect()
+    world.rank_ends(0, -9)
+    assert not world.machine.owes_word
+
+
+def test_who_gave_up_after_its_budget_has_waited_long_enough() -> None:
+    world = started(outage_budget_s=5.0)
+    world.disconnect()
+    world.vote(0, "failed", 0, at=1, error="closed by peer", suspects=("g2",))
+    world.pass_s(6)
+    assert world.ended[0].exit_code == exits.GAVE_UP and not world.machine.owes_word

@@ -1,0 +1,403 @@
+"""The lighthouse is away, moves, or there are two: training goes on without a missed step, and never splits.
+
+Scenarios 1, 2, 3, 8 and 69 of the list, and the cuts of a single control link.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from facts import Facts
+from harness import Job, names
+from proxy import Proxy
+
+from lightkeeper.events import schema
+
+STEPS = 30
+ALL = set(names(3))
+_calm: dict[tuple[int, int], dict[int, str]] = {}
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Callable[..., dict[int, str]]:
+    """Digest of the state after each step of a run of three groups in which nothing goes wrong."""
+
+    def of(steps: int = STEPS, groups: int = 3) -> dict[int, str]:
+        if (steps, groups) not in _calm:
+            job = Job(tmp_path / "calm")
+            try:
+                job.start_all(groups, steps=steps)
+                facts = job.finish()
+            finally:
+                job.end()
+            facts.check(steps, set(names(groups)))
+            _calm[steps, groups] = facts.traces["g0"].digests
+        return _calm[steps, groups]
+
+    return of
+
+
+@pytest.fixture
+def proxies() -> Iterator[Callable[[str], Proxy]]:
+    """Makes proxies, and ends them."""
+    made: list[Proxy] = []
+
+    def make(target: str) -> Proxy:
+        made.append(Proxy(target))
+        return made[-1]
+
+    yield make
+    for proxy in made:
+        proxy.close()
+
+
+def check_undisturbed(facts: Facts, calm: dict[int, str], steps: int = STEPS) -> None:
+    """Nobody was lost, no step was missed or done twice, and the bits are those of a run without faults."""
+    facts.check(steps, ALL)
+    assert not facts.lost and not facts.all(schema.ReduceFailed)
+    assert {e.epoch for e in facts.all(schema.Committed)} == {1}
+    assert facts.traces["g1"].digests == calm
+
+
+def check_rises(facts: Facts) -> None:
+    """Epochs only rise, for every manager and over all lighthouses."""
+    for group in ALL:
+        seen = [e.epoch for e in facts.all(schema.Activated, process=f"manager {group}")]
+        assert seen == sorted(set(seen)), (group, seen)
+    steps: dict[int, int] = {}
+    for commit in facts.all(schema.Committed):
+        assert steps.setdefault(commit.step, commit.epoch) == commit.epoch, f"step {commit.step} in two epochs"
+
+
+def committed(job: Job, group: str) -> int:
+    return max((e.step for e in job.events() if isinstance(e, schema.Committed) and e.group == group), default=-1)
+
+
+# ---------------------------------------------------------------- away, and back at the same place
+
+
+@pytest.mark.parametrize(
+    "away_s", [0.0, pytest.param(5.0, marks=pytest.mark.long), pytest.param(30.0, marks=pytest.mark.long)]
+)
+def test_2_killed_and_restarted(job: Job, calm: Callable[..., dict[int, str]], away_s: float) -> None:
+    """With its log, after so long: nobody ends, no step is lost or done twice, and the bits are the same."""
+    steps = STEPS if away_s < 10 else 200
+    job.start_all(3, steps=steps, delay=0.1 if away_s else 0.02)
+    job.wait_for(schema.Committed, group="g0", step=5)
+    port = job.kill_lighthouse()
+    before = committed(job, "g0")
+    job.until(lambda: committed(job, "g0") >= before + away_s / 0.25, "the run goes on without it", 60)
+    job.start_lighthouse(port=port)
+    job.until(lambda: all("is back" in job.said(g) for g in ALL), "all have found it again")
+    facts = job.finish(90)
+    check_undisturbed(facts, calm(steps), steps)
+
+
+# ---------------------------------------------------------------- at another place
+
+
+def places(job: Job, how: str, first: str, second: str) -> str:
+    """The `lighthouse` setting of groups that are to find the second address after the first."""
+    file = job.folder / "lighthouse-at"
+    if how == "list":
+        return f"{first},{second}"
+    file.write_text(first if how == "file" else f"127.0.0.1:1,{first}")
+    return f"file:{file}"
+
+
+def publish(job: Job, how: str, second: str) -> None:
+    """A file is replaced in one go, as its writer should."""
+    if how != "list":
+        fresh = job.folder / "lighthouse-at.new"
+        fresh.write_text((second if how == "file" else f"127.0.0.1:1\n{second}") + "\n")
+        fresh.rename(job.folder / "lighthouse-at")
+
+
+@pytest.mark.parametrize(
+    "how", ["file", pytest.param("list", marks=pytest.mark.long), pytest.param("list in file", marks=pytest.mark.long)]
+)
+def test_8_a_fresh_one_at_another_address(job: Job, gold, how: str) -> None:
+    """The first is killed and its log deleted; another with an empty disk takes over, and recovers a later death."""
+    first = job.start_lighthouse()
+    spare = job.start_lighthouse(log="b") if how == "list" else ""
+    job.settings["lighthouse"] = places(job, how, first, spare)
+    job.start_all(3, fault="kill:g2:reduce:22", steps=STEPS, delay=0.1)
+    job.wait_for(schema.Committed, group="g0", step=3)
+    job.kill_lighthouse(0)
+    for path in (job.folder / "log").iterdir():
+        path.unlink()
+    publish(job, how, spare or job.start_lighthouse(log="b"))
+    took = job.wait_for(schema.TookOver)
+    facts = job.finish()
+    facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
+    fault = facts.fault("kill", "reduce", "g2", 22)
+    assert took.mono_ns < fault.mono_ns, "it was to take over while nothing was wrong"
+    assert {e.epoch for e in facts.all(schema.Committed) if e.mono_ns < fault.mono_ns} == {1}
+    assert facts.epochs[-1].epoch > 1 and facts.lost["g2"].detected_by == "manager"
+    assert facts.members[-1] == ("g0", "g1")
+    check_rises(facts)
+    facts.near(gold(steps=STEPS), "g0")
+
+
+def test_a_standby_is_not_obeyed_by_members_of_a_lighthouse_that_lives(
+    job: Job, proxies: Callable[[str], Proxy], calm: Callable[..., dict[int, str]]
+) -> None:
+    """g1 alone loses the first lighthouse: the standby sends it on until it is back, so the job is never spread."""
+    first = job.start_lighthouse()
+    spare = job.start_lighthouse(log="b")
+    proxy = proxies(first)
+    for group in names(3):
+        path = proxy.address if group == "g1" else first
+        job.settings["groups"] = 3
+        job.start(group, settings={"lighthouse": f"{path},{spare}"}, steps=STEPS, delay=0.1)
+    job.wait_for(schema.Committed, group="g0", step=3)
+    proxy.cut()
+    job.until(lambda: "standby: takes over once it has heard g0, g2" in job.said("g1"), "g1 is sent on")
+    at = committed(job, "g1")
+    job.until(lambda: committed(job, "g1") >= at + 8, "it trains on meanwhile")
+    proxy.mend()
+    job.until(lambda: f"the lighthouse at {proxy.address} is back" in job.said("g1"), "g1 is back at the first")
+    facts = job.finish()
+    check_undisturbed(facts, calm())
+    assert not facts.all(schema.TookOver)
+
+
+# ---------------------------------------------------------------- a death while it is away
+
+
+def test_a_death_while_all_are_away_is_told_to_the_standby_by_the_dead_groups_own_manager(job: Job, gold) -> None:
+    first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
+    job.settings["lighthouse"] = f"{first},{spare}"
+    os.kill(job.lighthouses[1].pid, signal.SIGSTOP)  # the standby accepts connections and answers nothing
+    job.start_all(3, fault="kill:g2:reduce:12", steps=STEPS, delay=0.05)
+    job.wait_for(schema.Committed, group="g0", step=3)
+    job.kill_lighthouse(0)
+    job.wait_for(schema.ReduceFailed, group="g0")
+    job.until(lambda: "stays for up to 20 s" in job.said("g2"), "g2's manager stays")
+    for group in ("g0", "g1"):
+        job.until(lambda g=group: "the connection to" in job.said(g) and "is away" in job.said(g), f"{group} says why")
+    assert committed(job, "g0") == 11
+    os.kill(job.lighthouses[1].pid, signal.SIGCONT)
+    took = job.wait_for(schema.TookOver)
+    facts = job.finish()
+    facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
+    assert facts.lost["g2"].detected_by == "manager" and took.members == ("g0", "g1", "g2")
+    assert facts.epochs[-1].first_step == 12
+    check_rises(facts)
+    facts.near(gold(steps=STEPS), "g0")
+
+
+def test_the_operator_fences_who_cannot_answer(job: Job, gold) -> None:
+    """g2 dies with its manager: the standby waits, and says for whom, until the operator speaks."""
+    first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
+    at = f"{first},{spare}"
+    job.settings["lighthouse"] = at
+    job.start_all(3, fault="kill-tree:g2:reduce:12", steps=STEPS, delay=0.05)
+    job.wait_for(schema.Committed, group="g0", step=3)
+    job.kill_lighthouse(0)
+    job.wait_for(schema.ReduceFailed, group="g0")
+    job.until(lambda: "standby: takes over once it has heard g2" in job.said("g0"), "g0 knows what is waited for")
+    status = job.command("status", "--lighthouse", at)
+    assert status.returncode == 0 and "waiting for g2 (this lighthouse may not leave anybody out" in status.stdout
+    assert f"also asked {first}: no lighthouse answers" in status.stdout and "does not reign" in status.stdout
+    lives = job.command("fence", "--group", "g0", "--lighthouse", spare)
+    assert lives.returncode == 2 and "it lives; end its processes first" in lives.stderr
+    assert committed(job, "g0") == 11 and not [e for e in job.events() if isinstance(e, schema.TookOver)]
+    job.until(lambda: job.command("fence", "--group", "g2", "--lighthouse", at).returncode == 0, "it is fenced", 20)
+    facts = job.finish()
+    facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
+    by = facts.one(schema.OperatorFenced, group="g2").by
+    assert "@" in by and facts.lost["g2"].detected_by == "operator"
+    assert facts.epochs[-1].first_step == 12 and f"{by} says that its processes are gone" in facts.epochs[-1].cause
+    check_rises(facts)
+    facts.near(gold(steps=STEPS), "g0")
+
+
+# ---------------------------------------------------------------- what the operator sees
+
+
+def test_status_without_a_lighthouse(job: Job) -> None:
+    job.start_all(3, fault="kill-tree:g2:reduce:28", steps=STEPS, delay=0.12, settings={"outage_budget_s": 10})
+    job.wait_for(schema.Committed, group="g0", step=2)
+    job.kill_lighthouse()
+    at = committed(job, "g0")
+    alone = job.command("status", "--lighthouse", job.lighthouse)
+    assert alone.returncode == 1 and f"no lighthouse answers at {job.lighthouse}" in alone.stderr
+    assert "--manager HOST:PORT or --run-folder DIR" in alone.stderr
+    runs = job.command("status", "--lighthouse", job.lighthouse, "--run-folder", str(job.folder))
+    assert runs.returncode == 0 and f"no lighthouse: {job.lighthouse}" in runs.stdout
+    said = next(line for line in runs.stdout.splitlines() if "running on epoch" in line)
+    assert "running on epoch 1 at step" in said and int(said.split(" at step ")[1].split(":")[0]) > at
+    job.wait_for(schema.ReduceFailed, group="g0")
+    (listens,) = {e.listens for e in job.events() if isinstance(e, schema.ProcessStarted) and e.process == "manager g1"}
+
+    def stands() -> bool:
+        told = job.command("status", "--lighthouse", job.lighthouse, "--manager", listens).stdout
+        return "stands at step 28 of epoch 1" in told and "the connection to g2 broke" in told and "from g2" in told
+
+    job.until(stands, "status says that and why the job stands", 8)
+    job.start_lighthouse(port=int(job.lighthouse.rpartition(":")[2]))
+    facts = job.finish()
+    facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
+
+
+# ---------------------------------------------------------------- cuts
+
+
+@pytest.mark.parametrize("cut_s", [4.0, pytest.param(30.0, marks=pytest.mark.long)])
+def test_a_lost_control_link_costs_nothing(
+    job: Job, proxies: Callable[[str], Proxy], calm: Callable[..., dict[int, str]], cut_s: float
+) -> None:
+    """One of three groups loses the lighthouse for several leases while its data link works."""
+    steps = STEPS if cut_s < 10 else 180
+    first = job.start_lighthouse()
+    proxy = proxies(first)
+    start_three(job, {"g1": proxy.address}, steps=steps, delay=0.1)
+    job.wait_for(schema.Committed, group="g1", step=3)
+    proxy.cut()
+    at, since = committed(job, "g1"), time.monotonic()
+    job.until(lambda: time.monotonic() > since + cut_s, "the cut lasts", cut_s + 5)
+    assert committed(job, "g1") >= at + cut_s / 0.4, "it trained on"
+    assert proxy.refused > cut_s, "it tried to connect again and again"
+    proxy.mend()
+    job.until(lambda: "is back" in job.said("g1"), "g1 has found it again")
+    facts = job.finish(90)
+    check_undisturbed(facts, calm(steps), steps)
+
+
+def start_three(job: Job, lighthouses: dict[str, str], **options: object) -> None:
+    """Three groups; some of them with a lighthouse of their own."""
+    job.settings["groups"] = 3
+    for group in names(3):
+        own = {"lighthouse": lighthouses[group]} if group in lighthouses else {}
+        job.start(group, settings=own, **options)
+
+
+def test_a_returning_group_begins_no_second_job_while_the_sole_survivor_is_cut_off(
+    job: Job, proxies: Callable[[str], Proxy]
+) -> None:
+    """g0 trains alone and cannot reach the lighthouse, which g1 reaches: one lineage, and g1 joins it in the end."""
+    proxy = proxies(job.start_lighthouse())
+    job.settings["groups"] = 2
+    options = {
+        "loop": "healing", "warm_up": 12, "delay": 0.04, "steps": 200, "hurry": str(job.folder / "hurry"),
+    }  # fmt: skip
+    job.start("g0", settings={"lighthouse": proxy.address}, **options)
+    job.heal_options = options
+    job.start("g1", fault="kill:g1:reduce:5", **options)
+    job.wait_for(schema.Activated, process="manager g0", members=("g0",))
+    proxy.cut()
+    job.return_of("g1")
+    waiting = job.wait_for(schema.Waiting, whom="g0")
+    assert "may be training without this lighthouse" in waiting.why
+    job.until(lambda: "waiting for g0 (they may be training" in job.said("g1-again"), "g1 says for whom it waits")
+    at = committed(job, "g0")
+    job.until(lambda: committed(job, "g0") >= at + 10, "g0 trains on alone")
+    again = job.trainers["g1-again"].pid
+    assert not [e for e in job.events() if isinstance(e, schema.Committed) and e.pid == again]
+    proxy.mend()
+    job.await_rejoin("g1")
+    facts = job.finish()
+    facts.check_healed(200, {"g0": 0, "g1": -9, "g1-again": 0}, {"g1"}, ("g0", "g1"))
+    assert facts.members == [("g0", "g1"), ("g0",), ("g0", "g1")]
+
+
+# ---------------------------------------------------------------- two at once
+
+
+def test_1_two_lighthouses_form_one_membership(job: Job, proxies: Callable[[str], Proxy]) -> None:
+    """g2 is led to a second one, and g1 dies: the first goes on by its log, the second waits and says so."""
+    first, second = job.start_lighthouse(), job.start_lighthouse(log="b")
+    proxy = proxies(first)
+    file = job.folder / "lighthouse-at"
+    file.write_text(proxy.address)
+    start_three(job, {"g0": first, "g1": first, "g2": f"file:{file}"}, delay=0.1, steps=STEPS)
+    for group in names(3):
+        job.wait_for(schema.Committed, group=group, step=2)
+    fresh = job.folder / "fresh"
+    fresh.write_text(second)
+    fresh.rename(file)
+    proxy.cut()
+    job.until(lambda: f"the lighthouse at {second} has taken this group in" in job.said("g2"), "g2 is at the second")
+    os.kill(job.trainers["g1"].pid or 0, signal.SIGKILL)
+    job.until(lambda: "waiting for g0, g1 (this lighthouse may not leave anybody out" in job.said("g2"), "g2 waits")
+    job.wait("g0")
+    os.kill(job.trainers["g2"].pid or 0, signal.SIGKILL)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": -9, "g2": -9}
+    facts.check_whole(STEPS, {"g0"})
+    assert max(facts.commits("g0")) == STEPS - 1
+    activated = [e for e in facts.epochs if "g2" in e.members]
+    assert len(activated) == 1 and not facts.all(schema.TookOver)
+    check_rises(facts)
+
+
+# ---------------------------------------------------------------- names are never reused
+
+
+def test_3_nothing_under_an_old_name_is_read_after_a_restart_with_an_empty_disk(job: Job) -> None:
+    """Four epochs, a lighthouse that knows nothing of them, and poisoned keys under every old name."""
+    kills = ",".join(f"kill:g{i}:reduce:{step}" for i, step in ((5, 3), (4, 5), (3, 7), (2, 24)))
+    job.start_all(6, fault=kills, steps=STEPS, delay=0.12)
+    job.wait_for(schema.Activated, process="manager g0", members=("g0", "g1", "g2"))
+    old = max(e.epoch for e in job.events() if isinstance(e, schema.Activated))
+    assert old >= 4
+    port = job.kill_lighthouse()
+    for path in (job.folder / "log").iterdir():
+        path.unlink()
+    job.start_lighthouse(port=port)
+    job.wait_for(schema.TookOver)
+    listens = [e.listens for e in job.events() if isinstance(e, schema.ProcessStarted) and e.process == "manager g0"]
+    refused = poison(listens[0], old)
+    assert refused == old - 1, "a key of an epoch that is over is refused"
+    facts = job.finish()
+    facts.check(STEPS, {"g0", "g1"}, {"g2": -9, "g3": -9, "g4": -9, "g5": -9})
+    newest = [e for e in facts.all(schema.Activated) if e.members == ("g0", "g1")]
+    assert newest and all(e.epoch > old for e in newest)
+    check_rises(facts)
+
+
+def poison(manager: str, newest: int) -> int:
+    """Sets the keys with which a group of every epoch up to the newest is formed; how many were refused."""
+    import grpc
+    from harness import TOKEN
+
+    from lightkeeper.protos import manager_pb2, manager_pb2_grpc
+    from lightkeeper.wire import metadata
+
+    refused = 0
+    with grpc.insecure_channel(manager) as channel:
+        stub = manager_pb2_grpc.ManagerStub(channel)
+        for number in range(1, newest + 1):
+            for key in ("r0/0", "r0/1", "0"):
+                request = manager_pb2.SetKeyRequest(key=key, value=b"poison")
+                request.epoch.number = number
+                try:
+                    stub.SetKey(request, metadata=metadata(TOKEN, "job"), timeout=5)
+                except grpc.RpcError as error:
+                    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                    refused += key == "0"
+    return refused
+
+
+# ---------------------------------------------------------------- away for long
+
+
+@pytest.mark.long
+def test_69_survivors_go_on_and_the_newcomer_comes_a_minute_later_from_another_address(job: Job) -> None:
+    job.start_healing(3, fault="kill:g1:reduce:5", delay=0.2, steps=400)
+    job.wait("g1")
+    since = time.monotonic()
+    at = committed(job, "g0")
+    job.until(lambda: time.monotonic() > since + 60, "a minute passes", 70)
+    assert committed(job, "g0") > at + 60, "the survivors train on"
+    job.start("g1", settings={"host": "127.0.0.2"}, **job.heal_options)
+    job.await_rejoin("g1", within_s=60)
+    facts = job.finish(60)
+    facts.check_healed(400, {"g0": 0, "g1": -9, "g1-again": 0, "g2": 0}, {"g1"}, ("g0", "g1", "g2"))
+    assert not facts.all(schema.GroupLost, group="g0") and not facts.all(schema.GroupLost, group="g2")
