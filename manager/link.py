@@ -59,7 +59,8 @@ class LighthouseLink:
         self.welcomed_at = ""  # the address that welcomed us last
         self._outbox: asyncio.Queue[ToLighthouse | None] | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._ended = self._in_order = self._heard = self._refused = False
+        self._ended = self._drained = self._in_order = self._heard = self._refused = False
+        self._answered = asyncio.Event()
         self._told = ""
         self._in_full = False
         self._refused_by: set[str] = set()
@@ -75,6 +76,7 @@ class LighthouseLink:
         Returns:
             Whether it was taken: the lighthouse has read it all, and ended the stream.
         """
+        self._ended = True
         if self._outbox is not None and self._task is not None:
             while self._outbox.full():
                 self._outbox.get_nowait()  # to a lighthouse that reads nothing
@@ -101,6 +103,7 @@ class LighthouseLink:
         self._outbox = asyncio.Queue(OUTBOX_MAX)
         rosters, self._in_full = Rosters(brief=not self._in_full), False
         self._heard = self._refused = False
+        self._answered.clear()
         options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         channel = grpc.aio.insecure_channel(address, options=options)
         self.connected(self.addresses.place)
@@ -108,7 +111,7 @@ class LighthouseLink:
         writer = asyncio.create_task(self._write(call, self._outbox, rosters))
         try:
             await self._read(call, address, rosters)
-            self._in_order = self._ended
+            self._in_order = self._drained and not self._in_full
         except TimeoutError:
             self._say_once(f"the lighthouse at {address} does not answer")
         except grpc.aio.AioRpcError as error:
@@ -128,8 +131,9 @@ class LighthouseLink:
 
     async def _read(self, call: Any, address: str, rosters: Rosters) -> None:
         async with asyncio.timeout(ANSWER_S_MAX) as bound:
-            while (envelope := await call.read()) is not grpc.aio.EOF:
+            async for envelope in call:
                 bound.reschedule(None)
+                self._answered.set()
                 message = unwrap(envelope, rosters)
                 if isinstance(message, Unknown):
                     self._in_full = True  # it has no log of the job: it learns from us who the members were
@@ -143,10 +147,12 @@ class LighthouseLink:
                 self.received(message)
 
     async def _write(self, call: Any, outbox: asyncio.Queue[ToLighthouse | None], rosters: Rosters) -> None:
+        """The `Hello`; and the rest once it is answered, since a write to who has hung up drowns the last word."""
         try:
             while (message := await outbox.get()) is not None:
                 await call.write(wrap(message, rosters))
-            self._ended = True
+                await self._answered.wait()
+            self._drained = True
             await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the stream broke: whoever reads from it says so
