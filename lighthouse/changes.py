@@ -207,7 +207,7 @@ class Changes(Joins):
 
     def _planned_is_in_force(self, planned: Membership) -> list[Action]:
         """A member shows that the entries have activated this planned epoch."""
-        old, self.newest, self.prepared = self.newest, planned, []
+        old, self.newest, self.prepared, self.shown = self.newest, planned, [], planned.epoch
         self.activation, self.unbuilt_s, self.unbuilt_times = None, None, 0
         for name in old.groups if old else ():
             if self._member(name) is None and (group := self.groups.get(name)) is not None:

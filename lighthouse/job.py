@@ -9,7 +9,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.admission import View
 from lightkeeper.lighthouse.group import Group
 from lightkeeper.lighthouse.log import JobHistory
-from lightkeeper.lighthouse.names import Membership, Term
+from lightkeeper.lighthouse.names import Epoch, Member, Membership, Term
 from lightkeeper.lighthouse.recovery import Recovery
 from lightkeeper.lighthouse.silence import Patience, stands
 
@@ -54,7 +54,8 @@ class Job:
         self.visits: dict[str, tuple[str, float]] = {}  # group: incarnation and time of its last call as a standby's
         self.told_term = term  # which those in touch were asked to acknowledge
         self.called_s: float | None = None  # since when all that a take-over needs have called
-        self.fenced: dict[str, str] = {}
+        self.fenced: dict[str, str] = {}  # incarnations that are to be fenced should they come, and why
+        self.dead: dict[str, str] = {}  # those that are, by the word of somebody who knows
         self.ended = ""  # how the job ended last
         self._said_s = now
         self._ticked_s = now
@@ -71,6 +72,7 @@ class Job:
         self.unbuilt_s: float | None = None  # the newest of them could not be built: not prepared anew before
         self.unbuilt_times = 0
         self.reigns = True
+        self.shown: Epoch | None = None  # the newest that a manager has shown to be in force for it
         self.config: m.Hello | None = None
         self.reference: tuple[str, m.Join] | None = None
         self.recovery: Recovery | None = None
@@ -187,16 +189,38 @@ class Job:
         return self.reigns or self.newest is None
 
     def _unanswered(self) -> tuple[str, ...]:
-        """Members that have not acknowledged this term, and of whom nobody who knows has said that they are fenced."""
+        """Who has not acknowledged this term, and of whom nobody who knows has said that they are fenced."""
         missing = []
-        for member in self.newest.members if self.newest else ():
+        for member in self._needed():
             group = self.groups.get(member.group)
             mine = group is not None and group.incarnation == member.incarnation
             obeys = mine and group is not None and group.acknowledged == self.term
             dead = mine and group is not None and group.gone is not None and group.gone.detected_by == "manager"
-            if not obeys and not dead and member.incarnation not in self.fenced:
+            if not obeys and not dead and member.incarnation not in self.dead:
                 missing.append(member.group)
         return tuple(missing)
+
+    def _needed(self) -> tuple[Member, ...]:
+        """Whose word a take-over needs: all members of each epoch that may be in force.
+
+        An epoch that was logged, and that nobody has shown to know, may never have been told; then the one that its
+        members know may have been taken over meanwhile, and another lighthouse have gone on from there.
+        """
+        needed = {member.incarnation: member for member in self.newest.members} if self.newest else {}
+        todo = list(needed.values()) if self.newest and self.shown != self.newest.epoch else []
+        while todo:
+            member = todo.pop()
+            group = self.groups.get(member.group)
+            if group is None or group.incarnation != member.incarnation or group.hello is None:
+                continue
+            more = [other for other in _known(group.hello) if other.incarnation not in needed]
+            needed.update({other.incarnation: other for other in more})
+            todo += more
+        return tuple(needed.values())
+
+    def _needs(self, hello: m.Hello) -> bool:
+        """Whether a take-over needs this manager's word."""
+        return any(member.incarnation == hello.incarnation for member in self._needed())
 
     def _called(self, name: str, now: float) -> bool:
         """Whether a group is in touch, or has called so lately that it will again."""
@@ -254,6 +278,10 @@ class Job:
 
     def _others_joined(self, name: str) -> bool:
         return any(g.name != name and g.gone is None and g.join is not None for g in self.groups.values())
+
+
+def _known(hello: m.Hello) -> tuple[Member, ...]:
+    return () if hello.known is None else hello.known.members
 
 
 def _fingerprint(group: Group) -> str:

@@ -16,7 +16,7 @@ from lightkeeper.lighthouse.changes import Changes
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import STARTED_AGAIN, Bounds
 from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
-from lightkeeper.lighthouse.names import Term
+from lightkeeper.lighthouse.names import Epoch, Term
 from lightkeeper.lighthouse.signature import differences
 from lightkeeper.lighthouse.silence import stands
 from lightkeeper.lighthouse.takeover import LEFT_OUT
@@ -114,7 +114,7 @@ class JobMachine(Changes):
     def _returns(self, group: Group) -> bool:
         """Whether a group that was called gone for its silence is back before that had consequences."""
         assert group.gone is not None
-        if group.gone.detected_by in ("stream", "lease", "frozen") and group.incarnation not in self.fenced:
+        if group.gone.detected_by in ("stream", "lease", "frozen") and not self._is_fenced(group.incarnation):
             group.gone, group.beat = None, None
         return group.gone is None
 
@@ -141,7 +141,7 @@ class JobMachine(Changes):
             return [], f"{name} was heard {heard_s:.1f} s ago: it lives; end its processes first"
         self._quiet = False
         reason = f"{by} says that its processes are gone"
-        self._remember_fenced(incarnation, reason)
+        self._remember_dead(incarnation, reason)
         actions: list[Action] = [Note("operator_fenced", {"group": name, "incarnation": incarnation, "by": by})]
         if incarnation == group.incarnation:
             lost = group.gone is None
@@ -152,7 +152,7 @@ class JobMachine(Changes):
     # ------------------------------------------------------------ messages
 
     def _hello(self, connection: int, hello: m.Hello, now: float) -> list[Action]:
-        if hello.incarnation in self.fenced:
+        if hello.incarnation in self.fenced and self._stands_left_out(hello):
             fence = m.Fence(self.fenced[hello.incarnation])
             return [Send(connection, fence), Close(connection)]
         if hello.died is not None:
@@ -214,10 +214,12 @@ class JobMachine(Changes):
         """A manager whose ranks are dead says so to whichever lighthouse it reaches."""
         actions = self._learn(hello)
         group = self.groups.get(hello.group)
-        member = self.newest is not None and self.newest.slot_of(hello.group, hello.incarnation) is not None
+        if group is not None and group.incarnation == hello.incarnation:
+            group.hello = group.hello or hello
+        member = self._needs(hello)
         if member and group is not None and group.incarnation == hello.incarnation and group.gone is None:
             actions += self._died(group, died, now)
-        self._remember_fenced(hello.incarnation, died.cause)
+        self._remember_dead(hello.incarnation, died.cause)
         return [*actions, Send(connection, m.Fence(f"its end is known here: {died.cause}")), Close(connection)]
 
     def _interrupted(self, group: Group, hello: m.Hello) -> None:
@@ -251,7 +253,13 @@ class JobMachine(Changes):
                 actions += self._learn_newest(known)
             for member in known.members:
                 self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
+        self._shows(None if known is None else known.epoch)
         return actions
+
+    def _shows(self, epoch: Epoch | None) -> None:
+        """A manager knows this epoch as in force."""
+        if self.newest is not None and epoch == self.newest.epoch:
+            self.shown = epoch
 
     def _acknowledged(self, group: Group, acknowledged: m.Acknowledged, now: float) -> list[Action]:
         if acknowledged.term == self.term:
@@ -280,6 +288,9 @@ class JobMachine(Changes):
             if beat.epoch == planned.epoch.number:
                 return self._planned_is_in_force(planned)
         in_force = self.newest is not None and beat.epoch == self.newest.epoch.number
+        known = None if group.hello is None else group.hello.known
+        if in_force and self.reigns and self.newest is not None and (known is None or known.epoch.number < beat.epoch):
+            self.shown = self.newest.epoch  # it has come there since its stream stands, so by this lighthouse
         if in_force and self.activation is not None and beat.step > self.activation.first_step:
             self._progressed()
         return []
@@ -293,6 +304,7 @@ class JobMachine(Changes):
         if self.recovery is None or promise.epoch != self.recovery.epoch or group.name not in self.recovery.asked:
             return []
         self.recovery.promises[group.name] = promise
+        self._shows(None if promise.known is None else promise.known.epoch)
         first_step = 0 if self.activation is None else self.activation.first_step
         if promise.last is not None and promise.last.step >= first_step:
             self._progressed()  # also if no beat was there to show it
@@ -311,6 +323,7 @@ class JobMachine(Changes):
         if failed.epoch != self.newest.epoch and not missed_switch:
             return actions
         group.failed = failed
+        self._shows(failed.epoch)
         self.suspects.update(failed.suspects)
         self.first_failure = self.first_failure or f"{group.name}: {failed.error}"
         return actions

@@ -43,11 +43,15 @@ class TakeOver(Job):
     def _learn_newest(self, newest: Membership) -> list[Action]:
         """An epoch that another lighthouse, or another's `Prepare`, put in force."""
         actions = self._lose_reign()
-        self.newest, self.reigns, self.prepared = newest, False, []
+        self.newest, self.reigns, self.prepared, self.shown = newest, False, [], newest.epoch
         self.highest = max(self.highest, newest.epoch.number)
         self.visits.clear()  # who called before it knew the epoch may have found another lighthouse since
         for member in newest.members:
             self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
+        return actions + self._fence_left_out()
+
+    def _fence_left_out(self) -> list[Action]:
+        actions: list[Action] = []
         for group in self.groups.values():
             if group.in_touch and group.hello is not None and self._left_out(group.hello):
                 actions += self._fence(group, LEFT_OUT)
@@ -59,7 +63,7 @@ class TakeOver(Job):
             return []
         self.reigns = True
         note = Note("took_over", {"epoch": self.newest.epoch, "members": list(self.newest.groups)})
-        actions: list[Action] = [Activated(self.newest), note]
+        actions: list[Action] = [Activated(self.newest), note, *self._fence_left_out()]
         for group in self._members():
             actions += self._answer_query(group)
         return actions
@@ -99,7 +103,7 @@ class TakeOver(Job):
 
     def _sends_on(self, hello: m.Hello, now: float) -> str:
         """Why a manager that has other addresses is to try those; empty if it is taken in."""
-        member = self.newest is not None and self.newest.slot_of(hello.group, hello.incarnation) is not None
+        member = self._needs(hello)
         if not hello.place or self.stopped is not None:
             return ""
         if self.reigns and self.newest is not None and (member or any(g.in_touch for g in self._members())):
@@ -147,6 +151,8 @@ class TakeOver(Job):
         """Whether it was a member, and another lighthouse has gone on without it."""
         if self.newest is None or hello.known is None or hello.known.epoch >= self.newest.epoch:
             return False
+        if not self.reigns and self.shown != self.newest.epoch:
+            return False  # what this log says may have been overtaken before anybody was told
         was = hello.known.slot_of(hello.group, hello.incarnation)
         return was is not None and self.newest.slot_of(hello.group, hello.incarnation) is None
 
@@ -156,10 +162,25 @@ class TakeOver(Job):
         group.gone = group.gone or Gone(reason, "fenced")
         return [note, *self._send(group, m.Fence(reason))]
 
+    def _is_fenced(self, incarnation: str) -> bool:
+        """Whether it is left out for good: by the word of who knows, or by an epoch that stands."""
+        if incarnation in self.dead:
+            return True
+        stands = self.reigns or (self.newest is not None and self.shown == self.newest.epoch)
+        return stands and incarnation in self.fenced
+
+    def _stands_left_out(self, hello: m.Hello) -> bool:
+        """The same for who comes: by what it has acknowledged, another lighthouse may have taken over."""
+        taken = hello.acknowledged is not None and hello.acknowledged.lighthouse != self.term.lighthouse
+        shown = self.newest is None or self.shown == self.newest.epoch
+        return self._is_fenced(hello.incarnation) and (shown or not taken or hello.incarnation in self.dead)
+
     def _remember_fenced(self, incarnation: str, reason: str) -> None:
-        self.fenced[incarnation] = reason
-        while len(self.fenced) > FENCED_KEPT_MAX:
-            self.fenced.pop(next(iter(self.fenced)))
+        _keep(self.fenced, incarnation, reason)
+
+    def _remember_dead(self, incarnation: str, reason: str) -> None:
+        _keep(self.dead, incarnation, reason)
+        _keep(self.fenced, incarnation, reason)
 
     def _send(self, group: Group, message: m.ToManager) -> list[Action]:
         return [] if group.connection is None else [Send(group.connection, message)]
@@ -171,3 +192,9 @@ class TakeOver(Job):
         silent_s = now - max(group.heard, visited_s)
         fresh = group.gone is None and (group.connection is not None or silent_s <= self.bounds.lease_s)
         return silent_s if fresh and group.incarnation not in self.fenced else None
+
+
+def _keep(reasons: dict[str, str], incarnation: str, reason: str) -> None:
+    reasons[incarnation] = reason
+    while len(reasons) > FENCED_KEPT_MAX:
+        reasons.pop(next(iter(reasons)))

@@ -162,6 +162,46 @@ def test_an_epoch_in_force_by_a_change_that_it_did_not_prepare_needs_the_newcome
     assert not world.told("g0", m.Activate) and world.reason("g0").startswith("g3: ")
 
 
+def untold() -> tuple[World, Membership]:
+    """A has left g0 and g1 out, and neither g2 nor anybody else has heard of it; they have all been at b since."""
+    world = World(3, term=A)
+    world.start()
+    known = world.newest
+    world.cut("g0", "g1")
+    world.fail("g2", 5)
+    world.pass_s(6, {"g2": 5}, waiting_ms=6000)
+    world.promise("g2", 4)
+    assert world.newest.groups == ("g2",)
+    world.cut("g2")
+    return world, known
+
+
+def test_an_epoch_that_was_logged_and_never_told_does_not_bring_the_reign_back() -> None:
+    """Under b, g0 and g1 may have gone on without g2 from the epoch that g2 still knows."""
+    world, known = untold()
+    come(world, "g2", known=known, acknowledged=Term(2, "b"))
+    for _ in range(100):
+        world.beat("g2", 5, "reduce", 30_000, epoch=known.epoch.number)
+        world.pass_s(0.25)
+    if world.is_asked("g2"):
+        world.promise("g2", 4, known=known)
+    assert not world.noted("took_over") and world.newest.groups == ("g2",)
+    assert world.reason("g2").startswith("g0, g1: ")
+    come(world, "g0", known=known, acknowledged=Term(2, "b"))
+    assert not world.told("g0", m.Fence), "it is not known who was left out"
+    newer = Membership(Epoch(9, Term(2, "b")), known.members[:2], known.epoch)
+    come(world, "g1", known=newer, acknowledged=Term(2, "b"))
+    assert world.newest == newer and world.told("g2", m.Fence), "b has gone on with g0 and g1"
+
+
+def test_once_all_that_may_be_concerned_obey_the_untold_epoch_counts() -> None:
+    world, known = untold()
+    come(world, "g0", "g1", "g2", known=known, acknowledged=Term(2, "b"))
+    assert world.noted("took_over") and world.told("g0", m.Fence) and world.told("g1", m.Fence)
+    world.promise("g2", 4, known=known)
+    assert world.newest.groups == ("g2",)
+
+
 def test_only_who_reigns_says_that_an_epoch_stands() -> None:
     """g0 was frozen; A may have left it out meanwhile."""
     world = standby()
