@@ -1,6 +1,6 @@
-"""Random histories by the rules of a large job, in which silence is asked about.
+"""Random histories under the rules of a large job, in which silence is asked about.
 
-A few groups, so that they stay fast, with the patience of a job sixteen times as large.
+With a few groups, so that they stay fast, by the patience of a job sixteen times as large.
 """
 
 from __future__ import annotations
