@@ -12,7 +12,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -29,7 +29,7 @@ from lightkeeper.wire import CHANNEL_OPTIONS, metadata
 METHOD = "/lightkeeper.v1.Lighthouse/Session"
 LOOK_S = 0.1
 SLICES = 20  # of a look, so that not all of them beat at once
-WAIT_S_MAX = 120.0
+WAIT_S_MAX = 60.0
 MICROBATCHES_PER_GROUP = 2
 
 
@@ -62,12 +62,12 @@ class Fleet:
     async def connect(self) -> None:
         """A connection for each of them."""
         self.managers = [Simulated(self, i) for i in range(self.size)]
-        for some in _batches(self.managers):
+        for some in batches(self.managers):
             await asyncio.gather(*(manager.connect() for manager in some))
 
     async def close(self) -> None:
         """Ends all streams and connections."""
-        for some in _batches(self.managers):
+        for some in batches(self.managers):
             await asyncio.gather(*(manager.close() for manager in some))
 
     async def looks(self) -> None:
@@ -126,9 +126,24 @@ class Simulated:
         session: Any = self._channel.stream_stream(METHOD)
         call = session(self._requests(), metadata=metadata(self.fleet.token, self.fleet.job))
         self._task = asyncio.create_task(self._read(call))
-        fleet = self.fleet
-        self.say(m.Hello(fleet.job, self.group, self.incarnation, self._address(29511), fleet.size, 1))
+        self.say(self._hello())
         self.say(m.Join((self._address(29512),), {"w": "float32[2]"}, "same"))
+
+    async def connect_again(self) -> None:
+        """To a lighthouse that was started anew: as the same incarnation, which knows its epoch."""
+        await self.close()
+        self.beat_s = WAIT_S_MAX  # until it is welcomed
+        self._rosters, self._outbox = Rosters(brief=True), asyncio.Queue()
+        self._beats.again()
+        self.heard.clear()
+        await self.connect()
+
+    def _hello(self) -> m.Hello:
+        fleet, known = self.fleet, self.known
+        hello = m.Hello(fleet.job, self.group, self.incarnation, self._address(29511), fleet.size, 1)
+        if known is None:
+            return hello
+        return replace(hello, acknowledged=known.epoch.term, known=known, promised=known.epoch.number)
 
     async def close(self) -> None:
         """Its stream and its connection end."""
@@ -211,5 +226,6 @@ class Simulated:
         self.known, self.planned, self.phase = self.planned or self.known, None, "compute"
 
 
-def _batches(managers: list[Simulated], size: int = 64) -> list[list[Simulated]]:
+def batches(managers: list[Simulated], size: int = 64) -> list[list[Simulated]]:
+    """Some at a time, for what opens or ends connections."""
     return [managers[i : i + size] for i in range(0, len(managers), size)]

@@ -37,7 +37,8 @@ class JobMachine(Changes):
         self._mind_gap(now)
         if isinstance(message, m.Hello):
             self._quiet = False
-            return self._hello(connection, message, now) + self._welcome_anew() + self._consider(now)
+            actions = self._hello(connection, message, now) + self._welcome_anew()
+            return actions if self._comes_back(message.group) else actions + self._consider(now)
         group = self.groups.get(group_name)
         if group is None or group.connection != connection:
             return []
@@ -56,7 +57,18 @@ class JobMachine(Changes):
         self._quiet = False
         if self.recovery is not None and isinstance(message, m.Failed | m.Promise) and not self.recovery.complete:
             return actions
+        if isinstance(message, m.Join) and self._comes_back(group.name):
+            return actions
         return actions + self._consider(now)
+
+    def _comes_back(self, name: str) -> bool:
+        """Whether this is a member that has nothing to report: what follows from that, the next tick sees.
+
+        To a lighthouse that was started again all of them come at once.
+        """
+        group = self._member(name)
+        quiet = self.recovery is None and self.stopped is None
+        return quiet and group is not None and group.in_touch and group.failed is None
 
     def disconnected(self, connection: int, now: float) -> list[Action]:
         """A stream broke or ended."""
