@@ -7,13 +7,14 @@ a reduce when the bench says so. One process holds them all, so that what is mea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from lightkeeper.wire import CHANNEL_OPTIONS, metadata  # isort: skip - before grpc: it turns its fork handlers off
 
 import grpc
 import grpc.aio
@@ -24,7 +25,6 @@ from lightkeeper.lighthouse.names import Entry, Membership
 from lightkeeper.lighthouse.rosters import Rosters
 from lightkeeper.manager.beats import Beats
 from lightkeeper.protos import lighthouse_pb2
-from lightkeeper.wire import CHANNEL_OPTIONS, metadata
 
 METHOD = "/lightkeeper.v1.Lighthouse/Session"
 LOOK_S = 0.1
@@ -96,6 +96,7 @@ class Simulated:
 
     Attributes:
         mute: it neither says nor reads anything, and its connection stands: a host that is cut off.
+        slow: it computes for long, and does not stand when the others do.
         heard: when it was last told what, by kind (monotonic seconds).
         told: how often it was told what, by kind.
     """
@@ -106,7 +107,7 @@ class Simulated:
         self.known: Membership | None = None
         self.planned: Membership | None = None
         self.phase = "compute"
-        self.mute = False
+        self.mute = self.slow = False
         self.heard: dict[str, float] = {}
         self.told: Counter[str] = Counter()
         self.beat_s = WAIT_S_MAX
@@ -172,7 +173,7 @@ class Simulated:
 
     def _beat(self, now: float) -> m.Beat:
         since = self.fleet.stands_since
-        waiting_s = 0.0 if since is None or self.phase == "follow" else now - since
+        waiting_s = 0.0 if since is None or self.slow or self.phase == "follow" else now - since
         return m.Beat(self.number, self.fleet.step, "reduce" if waiting_s else self.phase, round(waiting_s * 1000))
 
     def _say_beat(self, beat: m.Beat, now: float) -> None:
@@ -187,10 +188,14 @@ class Simulated:
             yield await self._outbox.get()
 
     async def _read(self, call: Any) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        try:
             async for data in call:
                 if not self.mute:
                     self._take(data, time.monotonic())
+        except grpc.aio.AioRpcError:
+            return  # the lighthouse is gone
+        finally:
+            call.cancel()
 
     def _take(self, data: bytes, now: float) -> None:
         self.fleet.down_bytes += len(data)

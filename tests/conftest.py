@@ -10,6 +10,8 @@ for folder in ("runs",):
 
 import pytest  # noqa: E402
 
+import lightkeeper.wire  # noqa: E402, F401 - before any test imports grpc: it turns grpc's fork handlers off
+
 # Healing takes 10 to 20 s a test, since a group has to die, start again and catch up: these stand for the rest in the
 # fast tier.
 HEAL_FAST = (
