@@ -377,6 +377,7 @@ def test_a_group_that_returns_while_the_sole_survivor_is_cut_off_begins_no_secon
     assert world.reason("g1/i2").startswith("g0: they may be training without this lighthouse")
     world.arrive("g0", known=known, acknowledged=world.term)
     world.beat("g0", 500)
+    world.tick()
     assert world.told("g1/i2", m.Heal) and not world.told("g0", m.Fence), "it joins the one that there is"
 
 
