@@ -51,14 +51,27 @@ class End:
 async def start(port: int = 0, say: Callable[[str], None] = lambda line: None) -> tuple[Any, LighthouseService, int]:
     service = LighthouseService(LighthouseLog(None), Bounds(2.0, 0.1), TOKEN, None, say)
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    _servers.append(server)
     add_to(server, service)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     return server, service, port
 
 
+_servers: list[Any] = []
+
+
 def scene(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine(), BOUND_S))
+    """Runs it; a server that is not stopped, because the test has failed, would keep the interpreter from ending."""
+
+    async def go() -> None:
+        try:
+            await asyncio.wait_for(coroutine(), BOUND_S)
+        finally:
+            await asyncio.gather(*(server.stop(grace=0) for server in _servers))
+            _servers.clear()
+
+    asyncio.run(go())
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
@@ -270,7 +283,7 @@ def test_who_is_sent_on_comes_back_after_the_others() -> None:
                 "standby: it knows no such job, and begins one once it has heard 1 more group"
             }
             assert len(end.said) == 2 and all("does not take this group now: standby" in line for line in end.said)
-            assert not service.jobs["job"].groups and not other.jobs["job"].groups
+            assert "job" not in service.jobs and "job" not in other.jobs, "nobody was ever there"
         await here.stop(grace=0)
         await there.stop(grace=0)
 
