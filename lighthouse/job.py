@@ -90,11 +90,6 @@ class Job:
         self.newest, self.prepared, self.reigns = history.membership, list(history.prepared), history.reigns
 
     @property
-    def is_nothing(self) -> bool:
-        """Whether nobody is in touch, and no epoch is in force or was ever promised."""
-        return self.newest is None and self.highest == 0 and not any(g.in_touch for g in self.groups.values())
-
-    @property
     def patience(self) -> Patience:
         """How long this job bears what."""
         return self.bounds.patience(self.config.groups if self.config is not None else 1)

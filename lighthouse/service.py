@@ -156,6 +156,7 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
             await asyncio.sleep(self.bounds.beat_s / 2)
             for job, machine in self.jobs.items():
                 self._carry_out(job, machine.tick(time.monotonic()))
+            self._forget_jobs(time.monotonic())
 
     # ------------------------------------------------------------ streams
 
@@ -232,9 +233,12 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         if stream is not None and stream.begun:
             machine = self._machine(stream.job)
             self._carry_out(stream.job, machine.disconnected(number, time.monotonic()))
-            if machine.is_nothing and stream.job not in self.log.jobs:
-                del self.jobs[stream.job]  # nobody is there and nothing was promised: it was never a job
-                self._waiting.pop(stream.job, None)
+
+    def _forget_jobs(self, now: float) -> None:
+        """Where nobody is and nothing was ever promised there was no job."""
+        for job in [job for job, it in self.jobs.items() if job not in self.log.jobs and it.is_nothing(now)]:
+            del self.jobs[job]
+            self._waiting.pop(job, None)
 
     # ------------------------------------------------------------ actions
 

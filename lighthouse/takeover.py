@@ -121,6 +121,12 @@ class TakeOver(Job):
             return "standby: all have called; those before it in the list of addresses have a lease each"
         return ""
 
+    def is_nothing(self, now: float) -> bool:
+        """Whether nobody is in touch or called lately, and no epoch is in force or was ever promised."""
+        if self.newest is not None or self.highest > 0 or any(group.in_touch for group in self.groups.values()):
+            return False
+        return not any(self._called(name, now) for name in self.visits)
+
     def _uncalled(self, now: float) -> str:
         """Members that have neither called here lately nor are known to be fenced."""
         return ", ".join(name for name in self._unanswered() if not self._called(name, now))
