@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lightkeeper.events.schema import Event
 from lightkeeper.lighthouse.messages import ToLighthouse
+from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager.local import ToRank
 
 
@@ -53,4 +54,11 @@ class DropKeys:
     below: int
 
 
-Action = Tell | ToRanks | Kill | End | Note | DropKeys
+@dataclass(frozen=True, slots=True)
+class AskMembers:
+    """Ask the other members' managers which epoch is in force for them; what they say goes to `members_say`."""
+
+    membership: Membership
+
+
+Action = AskMembers | Tell | ToRanks | Kill | End | Note | DropKeys

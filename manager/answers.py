@@ -63,6 +63,7 @@ class Answers:
         self.exits: dict[int, int | None] = {}
         self.failed_epoch: int | None = None
         self.suspended = False
+        self._ask_members_s = 0.0
         self.ending: str | None = None
         self.stopped: m.Stop | None = None
         self.last_words = ""

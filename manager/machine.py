@@ -6,17 +6,19 @@ ranks. It knows nothing of sockets, processes or clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.names import Epoch
+from lightkeeper.lighthouse.names import Epoch, Membership
 from lightkeeper.manager import exits, local
-from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
+from lightkeeper.manager.actions import Action, AskMembers, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
+from lightkeeper.manager.standing import Word, doubts
 from lightkeeper.manager.votes import Votes
 
+ASK_MEMBERS_S = 1.0  # the lighthouse is asked first, and the members as often while there is no answer
 ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
 
 __all__ = ["GroupMachine", "RankView"]
@@ -254,6 +256,7 @@ class GroupMachine(Votes):
         if self.ending is not None:
             return actions
         self._views = views
+        actions += self._ask_members(now)
         actions += self._beat_if_due(now)
         if self.errors and now - self._raised_s > ENDS_S_MAX:
             return actions + self._finish(1, "a rank that raised did not end")
@@ -310,4 +313,21 @@ class GroupMachine(Votes):
         if gap_s <= self.lease_s or self.known is None or self.suspended:
             return []
         self.suspended = True
+        self._ask_members_s = now + ASK_MEMBERS_S
         return [Tell(m.Query(self.known.epoch))]
+
+    def _ask_members(self, now: float) -> list[Action]:
+        """No lighthouse has said whether the epoch stands: perhaps the other members can."""
+        if not self.suspended or self.known is None or now < self._ask_members_s:
+            return []
+        self._ask_members_s = now + ASK_MEMBERS_S
+        return [AskMembers(self.known)]
+
+    def members_say(self, membership: Membership, words: Mapping[str, Word], now: float) -> list[Action]:
+        """What the other members' managers answered; whoever did not is missing."""
+        if not self.suspended or membership != self.known or self.promised > membership.epoch.number:
+            return []
+        if doubts(membership, tuple(self.prepared), self.settings.group, words):
+            return []
+        self.suspended = False
+        return self._decide()

@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import grpc.aio
 from lightkeeper.events.schema import Event, ProcessEnded, ProcessStarted, Unauthorised
 from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.messages import ToManager
+from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import exits, local
-from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell, ToRanks
+from lightkeeper.manager.actions import Action, AskMembers, DropKeys, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.addresses import addresses_at_start
-from lightkeeper.manager.groupstate import group_state
+from lightkeeper.manager.groupstate import group_state, words_of
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
 from lightkeeper.manager.machine import GroupMachine, RankView
@@ -28,7 +30,7 @@ from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
 from lightkeeper.manager.progress import read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
-from lightkeeper.wire import CHANNEL_OPTIONS, join_address, own_address_towards
+from lightkeeper.wire import CHANNEL_OPTIONS, join_address, metadata, own_address_towards
 from lightkeeper.words import say
 
 LOOK_S = 0.1  # between two looks at what the ranks do
@@ -59,6 +61,7 @@ class ManagerService:
         self._stopped_since: dict[int, float] = {}
         self._ending = False
         self._asked_again = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serves the group until it ends; returns the exit code."""
@@ -167,8 +170,19 @@ class ManagerService:
                 self._end(action)
             elif isinstance(action, Note):
                 self._write(action.event)
+            elif isinstance(action, AskMembers):
+                self._start(self._ask_members(action.membership))
             elif isinstance(action, DropKeys):
                 self.keys.keys.drop(action.below)
+
+    async def _ask_members(self, membership: Membership) -> None:
+        words = await words_of(membership, self.settings.group, metadata(self.settings.token, self.settings.job))
+        self.act(self.machine.members_say(membership, words, time.monotonic()))
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _kill(self, reason: str) -> None:
         self.trees.kill(*self.roots, *self.pids.values())

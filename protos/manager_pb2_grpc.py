@@ -69,7 +69,7 @@ class ManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GroupState(self, request, context):
-        """What an operator sees of one group while no lighthouse answers.
+        """What an operator sees of one group while no lighthouse answers; and another member that slept through a lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,9 +7,10 @@ from typing import Any
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term
 from lightkeeper.manager import local
-from lightkeeper.manager.actions import Action, DropKeys, End, Kill, Note, Tell, ToRanks
+from lightkeeper.manager.actions import Action, AskMembers, DropKeys, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.machine import GroupMachine, RankView
 from lightkeeper.manager.settings import Settings
+from lightkeeper.manager.standing import Word
 
 TERM = Term(1, "lh")
 TOTAL = 24
@@ -37,6 +38,7 @@ class GroupWorld:
         self.dropped: list[int] = []
         self.killed: list[str] = []
         self.ended: list[End] = []
+        self.asked: list[Membership] = []
         self.events: list[Any] = []
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -52,6 +54,8 @@ class GroupWorld:
                 self.killed.append(action.reason)
             elif isinstance(action, End):
                 self.ended.append(action)
+            elif isinstance(action, AskMembers):
+                self.asked.append(action.membership)
             elif isinstance(action, Note):
                 self.events.append(action.event)
 
@@ -138,6 +142,12 @@ class GroupWorld:
         """This process stands still, and then ticks."""
         self.now += seconds
         self._carry_out(self.machine.tick({}, self.now))
+
+    def members_say(self, known: Membership, *silent: str, promised: int = 0) -> None:
+        """The other members' managers answer that this epoch is in force for them; but for the silent ones."""
+        others = [x for x in known.members if x.group not in (*silent, "g1")]
+        words = {x.group: Word(x.incarnation, known, promised or known.epoch.number) for x in others}
+        self._carry_out(self.machine.members_say(self.asked[-1], words, self.now))
 
     # ------------------------------------------------------------ what came of it
 

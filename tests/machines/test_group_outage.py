@@ -109,3 +109,55 @@ def test_who_gave_up_after_its_budget_has_waited_long_enough() -> None:
     world.vote(0, "failed", 0, at=1, error="closed by peer", suspects=("g2",))
     world.pass_s(6)
     assert world.ended[0].exit_code == exits.GAVE_UP and not world.machine.owes_word
+
+
+# ---------------------------------------------------------------- a lease slept through
+
+
+def slept() -> GroupWorld:
+    """No lighthouse answers, its manager has stood still for longer than a lease, and then its rank voted."""
+    world = started()
+    world.disconnect()
+    world.freeze_s(5)
+    world.vote_all("reduced", 0, at=1)
+    assert not world.answers()[1:]
+    world.pass_s(1.25)
+    return world
+
+
+def test_who_slept_through_a_lease_asks_the_members_and_goes_on_by_their_word() -> None:
+    world = slept()
+    assert [asked.groups for asked in world.asked] == [("g0", "g1", "g2")]
+    world.members_say(world.machine.known)
+    assert world.answer().verdict == "go" and world.machine.step == 1
+    world.pass_s(3)
+    assert len(world.asked) == 1, "it knows now"
+
+
+def test_it_asks_again_while_one_of_them_does_not_answer_and_commits_nothing() -> None:
+    world = slept()
+    world.members_say(world.machine.known, "g2")
+    world.pass_s(2)
+    assert len(world.asked) == 3 and not world.answers()[1:] and world.machine.step == 0
+
+
+def test_members_that_have_promised_another_epoch_are_no_word_for_this_one() -> None:
+    world = slept()
+    world.members_say(world.machine.known, promised=2)
+    assert not world.answers()[1:]
+
+
+def test_a_word_that_comes_after_its_own_promise_has_no_effect() -> None:
+    world = slept()
+    world.connect()
+    world.prepare(2)
+    world.members_say(world.asked[-1])
+    assert not world.answers()[1:] and world.machine.step == 0
+
+
+def test_a_lighthouse_that_answers_spares_the_members_the_question() -> None:
+    world = started()
+    world.freeze_s(5)
+    world.hears(m.Stands(epoch(1)))
+    world.pass_s(3)
+    assert not world.asked

@@ -99,6 +99,24 @@ def test_2_killed_and_restarted(job: Job, calm: Callable[..., dict[int, str]], a
     check_undisturbed(facts, calm(steps), steps)
 
 
+def test_a_manager_that_slept_through_a_lease_goes_on_by_the_members_word(
+    job: Job, calm: Callable[..., dict[int, str]]
+) -> None:
+    """No lighthouse can tell it whether its epoch still stands, but the others can."""
+    job.start_all(3, steps=60, delay=0.05)
+    job.wait_for(schema.Committed, group="g0", step=5)
+    port = job.kill_lighthouse()
+    manager = job.manager_pid("g1")
+    os.kill(manager, signal.SIGSTOP)
+    time.sleep(2.5)  # the fault: longer than the lease
+    stood = committed(job, "g0")
+    os.kill(manager, signal.SIGCONT)
+    job.until(lambda: committed(job, "g0") >= stood + 10, "the run goes on without a lighthouse", 30)
+    job.start_lighthouse(port=port)
+    job.until(lambda: all("is back" in job.said(g) for g in ALL), "all have found it again")
+    check_undisturbed(job.finish(60), calm(60), 60)
+
+
 # ---------------------------------------------------------------- at another place
 
 
