@@ -13,6 +13,7 @@ from lightkeeper.lighthouse.names import Epoch, Member, Membership
 from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, most_blamed, newest_known, unheard
 from lightkeeper.lighthouse.silence import Look
 
+COULD_NOT_FOLLOW = "it lost the entries before the one that made it a member"
 RECOVERIES_MAX = 3
 NAMED_MAX = 8
 
@@ -209,9 +210,15 @@ class Changes(Joins):
         """A member shows that the entries have activated this planned epoch."""
         old, self.newest, self.prepared, self.shown = self.newest, planned, [], planned.epoch
         self.activation, self.unbuilt_s, self.unbuilt_times = None, None, 0
-        for name in old.groups if old else ():
-            if self._member(name) is None and (group := self.groups.get(name)) is not None:
+        for member in old.members if old else ():
+            group = self.groups.get(member.group)
+            if group is not None and group.incarnation == member.incarnation and self._member(group.name) is None:
                 group.gone = Gone(f"left: {group.leaving}", "left")
+        actions: list[Action] = []
+        for group in self._members():
+            if group.gone is None and group.lost_in >= planned.epoch.number:
+                group.gone = Gone(COULD_NOT_FOLLOW, "manager", "follow", 0)
+                actions.append(self._lost_note(group))
         note = Note(
             "activated",
             {
@@ -221,12 +228,12 @@ class Changes(Joins):
                 "cause": "planned",
             },
         )
-        return [Activated(planned), note]
+        return [Activated(planned), note, *actions]
 
     # ------------------------------------------------------------ ends
 
     def _nobody_left(self) -> list[Action]:
-        if self.newest is None or not self.reigns or any(g.gone is None for g in self._members()):
+        if self.newest is None or not self.reigns or self._may_live():
             return []
         causes = "; ".join(f"{g.name}: {g.gone.cause}" for g in self._members() if g.gone)
         return self._forget(f"no group is left ({causes})" if causes else "every group was started again")

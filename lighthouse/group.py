@@ -40,6 +40,7 @@ class Group:
         query: its question whether its epoch still stands, until it is answered.
         welcomed: the term that it was asked to acknowledge on this stream.
         acknowledged: the highest term of this lighthouse that it has acknowledged.
+        lost_in: number of the newest epoch prepared with it when it could not follow on: it cannot switch to that.
         failed: its report that the newest epoch is over, until the next one is activated.
     """
 
@@ -62,6 +63,7 @@ class Group:
     told_to_stop: bool = False
     healing: int | None = None
     tries: int = 0
+    lost_in: int = 0
     deaths: tuple[float, ...] = ()
     admit_s: float = 0.0
     pace_s: float = 0.0

@@ -16,6 +16,7 @@ from lightkeeper.lighthouse.silence import Patience, stands
 CALLS_S = 5.0  # within which a manager has tried all its addresses
 MAY_NOT = "this lighthouse may not leave anybody out until they come, or `lightkeeper fence` says that they are gone"
 MAY_TRAIN = "they may be training without this lighthouse; if they are gone, say so with `lightkeeper fence`"
+KNOWN_BY = ("manager", "operator", "left")  # who says that a group is gone and knows it
 STARTED_AGAIN = "its process ended and the group was started again"  # before anybody missed it
 
 
@@ -241,6 +242,10 @@ class Job:
             and not stands(group)
             for group in self._members()
         )
+
+    def _may_live(self) -> list[Group]:
+        """Members that may still train: nobody who knows has said that they are gone. Silence proves nothing."""
+        return [g for g in self._members() if g.gone is None or g.gone.detected_by not in KNOWN_BY]
 
     def _leavers(self) -> set[str]:
         return {group.name for group in self._members() if group.leaving}

@@ -84,7 +84,7 @@ class Joins(TakeOver):
         assert self.newest is not None
         actions: list[Action] = []
         for group in self._members():
-            actions += self._send(group, m.Copy(self.newest.epoch, 0))
+            actions += self._send(group, m.Copy(self.newest.epoch, m.RELEASE))
         return actions
 
     def _joiners(self, now: float) -> Sequence[Group]:

@@ -19,7 +19,7 @@ from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
 from lightkeeper.lighthouse.names import Epoch, Term
 from lightkeeper.lighthouse.signature import differences
 from lightkeeper.lighthouse.silence import stands
-from lightkeeper.lighthouse.takeover import LEFT_OUT
+from lightkeeper.lighthouse.takeover import LEFT_OUT, ON_ITS_WAY
 
 REPEAT_S = 1.0
 STRANGERS_KEPT_MAX = 1_000
@@ -198,6 +198,9 @@ class JobMachine(Changes):
                 return actions  # on its way out, in good order
             last = self.stopped or m.Fence(current.gone.cause)
             return [*actions, *self._send(current, last), Close(connection)]
+        if self._leaves(hello):
+            current.gone = Gone(ON_ITS_WAY, "left")
+            return actions
         if hello.follows and self._member(hello.group) is None and current.healing is None:
             current.healing = BEFORE  # it was told by an earlier lighthouse, and members keep its entries
             self.copied = BEFORE if self.copied is None else self.copied
@@ -366,6 +369,8 @@ class JobMachine(Changes):
         if group.healing == self.copied:
             self.copied = None  # whatever is kept is of no use to it: a fresh boundary, after a breath
         group.healing, group.beat = None, None
+        if self.prepared:
+            group.lost_in = self.prepared[-1].epoch.number
         group.admit_s = now + min(BACKOFF_S, AGAIN_S * 2**group.tries)
         note = {"group": group.name, "incarnation": group.incarnation, "reason": lost.reason}
         return [Note("heal_failed", note)]

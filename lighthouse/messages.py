@@ -309,12 +309,15 @@ class Ask:
     """Somebody waits for this group: is it still there? It answers with a beat, at once."""
 
 
+RELEASE = 1 << 63  # 0 is a boundary: that before the first step
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Members copy their state as of the boundary before `step`, and keep the entries from there on.
 
     Attributes:
-        step: the boundary, named ahead; who is past it is no donor. 0: nobody needs the copy any more.
+        step: the boundary, named ahead; who is past it is no donor. `RELEASE`: nobody needs the copy any more.
     """
 
     epoch: Epoch

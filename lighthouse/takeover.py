@@ -22,11 +22,12 @@ from __future__ import annotations
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Close, Note, Send, Superseded
 from lightkeeper.lighthouse.group import Gone, Group
-from lightkeeper.lighthouse.job import Job
+from lightkeeper.lighthouse.job import CALLS_S, Job
 from lightkeeper.lighthouse.names import Membership
 
 FENCED_KEPT_MAX = 10_000
 VISITS_MAX = 10_000
+ON_ITS_WAY = "it was on its way out when this lighthouse first heard of it"
 LEFT_OUT = "the job has gone on without it under another lighthouse"
 
 
@@ -53,7 +54,11 @@ class TakeOver(Job):
     def _fence_left_out(self) -> list[Action]:
         actions: list[Action] = []
         for group in self.groups.values():
-            if group.in_touch and group.hello is not None and self._left_out(group.hello):
+            if not group.in_touch or group.hello is None:
+                continue
+            if self._leaves(group.hello):
+                group.gone = Gone(ON_ITS_WAY, "left")
+            elif self._left_out(group.hello):
                 actions += self._fence(group, LEFT_OUT)
         return actions
 
@@ -138,18 +143,30 @@ class TakeOver(Job):
         return f"{missing} more group{'s' if missing > 1 else ''}" if missing > 0 else ""
 
     def _send_members_on(self, now: float) -> list[Action]:
-        """A take-over that does not come about: a member has not been here for so long that it may be elsewhere."""
-        if self.reigns or self.newest is None or not (missing := self._uncalled(now)):
+        """A take-over, or a first epoch, that does not come about: who is missing may be elsewhere."""
+        if self.newest is None:
+            what, missing, first = "begins", self._missing_to_begin(now), 2  # the first of the list keeps those it has
+        else:
+            what, missing, first = "takes over", "" if self.reigns else self._uncalled(now), 1
+        if not missing:
             return []
         actions: list[Action] = []
         for group in self.groups.values():
-            if group.in_touch and group.hello is not None and group.hello.place:
+            if group.in_touch and group.hello is not None and group.hello.place >= first:
                 assert group.connection is not None
-                refused = m.Refused(f"standby: takes over once it has heard {missing}", retry=True)
+                refused = m.Refused(f"standby: {what} once it has heard {missing}", retry=True)
                 actions += [Send(group.connection, refused), Close(group.connection)]
                 group.connection, group.welcomed = None, None
                 group.hears(now)
         return actions
+
+    def _missing_to_begin(self, now: float) -> str:
+        """Who has not come for so long that those here had better look for them; empty if all are here or may come."""
+        here = [group.joined_s for group in self.groups.values() if group.in_touch and group.join is not None]
+        if self.config is None or not here or len(here) >= self.config.groups:
+            return ""
+        waited = now - max(here) > self.bounds.lease_s + CALLS_S
+        return f"{self.config.groups - len(here)} more groups" if waited else ""
 
     # ------------------------------------------------------------ who is gone for good
 
@@ -160,7 +177,16 @@ class TakeOver(Job):
         if not self.reigns and self.shown != self.newest.epoch:
             return False  # what this log says may have been overtaken before anybody was told
         was = hello.known.slot_of(hello.group, hello.incarnation)
-        return was is not None and self.newest.slot_of(hello.group, hello.incarnation) is None
+        left_out = was is not None and self.newest.slot_of(hello.group, hello.incarnation) is None
+        return left_out and not self._leaves(hello)
+
+    def _leaves(self, hello: m.Hello) -> bool:
+        """Whether a planned change has it leave, in good order: it needs no more than its peers' last reduce."""
+        newest, known = self.newest, hello.known
+        if newest is None or known is None or newest.slot_of(hello.group, hello.incarnation) is not None:
+            return False
+        left = known.slot_of(hello.group, hello.incarnation) is None
+        return left or any(planned.epoch == newest.epoch for planned in hello.prepared)
 
     def _fence(self, group: Group, reason: str) -> list[Action]:
         self._remember_fenced(group.incarnation, reason)
