@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
-from lightkeeper.manager import exits, local
+from lightkeeper.manager import local
 from lightkeeper.manager.actions import Action, Tell, ToRanks
 from lightkeeper.manager.ends import Ends
 from lightkeeper.manager.plans import plan_for
@@ -75,12 +75,27 @@ class Joins(Ends):
         if self.lost and vote.outcome != "healed":
             return self._answer_waiting(self._heal_answer)  # another rank needs a fresh copy: all of them take it
         self.votes[rank] = vote
+        self.torn = self.torn or vote.outcome == "healed"  # until all ranks have the same state
         if len(self.votes) < self.settings.ranks:
             return []
-        if len({(v.outcome, v.step, v.entry) for v in self.votes.values()}) > 1:
-            return self._finish(exits.STOPPED, f"a bug: ranks of a joiner differ at step {vote.step}")
+        if len({(v.step, v.entry) for v in self.votes.values()}) > 1:
+            return self._catch_up()
         self.lost = self.torn = False
         return self._follow(self.votes[0])
+
+    def _catch_up(self) -> list[Action]:
+        """Ranks that took the copy of an earlier boundary, or found no entry where others did, follow by themselves."""
+        lowest, highest = (pick(vote.step for vote in self.votes.values()) for pick in (min, max))
+        if lowest == highest:
+            self.votes.clear()
+            self.source, self.following, self.lost = None, False, True
+            return [Tell(m.Lost(f"its ranks have come to step {lowest} by different entries"))]
+        self.lost = False  # all have a state, if not one and the same
+        behind = [rank for rank, vote in self.votes.items() if vote.step == lowest]
+        for rank in behind:
+            del self.votes[rank]
+        answer = local.Answer(verdict="go", epoch=0, step=lowest)
+        return self._answer_waiting(lambda rank: answer if rank in behind else None)
 
     def _follow(self, vote: local.Vote) -> list[Action]:
         actions: list[Action] = []
@@ -101,8 +116,8 @@ class Joins(Ends):
     # ------------------------------------------------------------ a member, for joiners
 
     def _copy(self, copy: m.Copy, now: float) -> list[Action]:
-        """Copies for joiners: at a boundary ahead, or now if the ranks stand at it; 0 releases."""
-        if copy.step == 0:
+        """Copies for joiners: at a boundary ahead, or now if the ranks stand at it; `RELEASE` ends it."""
+        if copy.step == m.RELEASE:
             self.copy_at = None
             return [ToRanks(local.Release())]
         self.copy_at = copy.step

@@ -6,6 +6,7 @@ ranks. It knows nothing of sockets, processes or clocks.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -137,6 +138,11 @@ class GroupMachine(Votes):
             return []
         if membership.slot_of(self.settings.group, self.incarnation) is None:
             return []
+        if self.following:
+            followed = self._as_followed(activate)
+            if followed is None:
+                return [Tell(m.Lost(f"it went on to {self.last}, and {epoch} goes on from {activate.entry}"))]
+            activate, self.following = followed, False
         self.acknowledged, self.promised = epoch.term, epoch.number
         self.known, self.prepared, self.built, self.activation = membership, [], set(), activate
         self.deferred = None
@@ -154,6 +160,19 @@ class GroupMachine(Votes):
             actions.append(ToRanks(local.Say(line=f"{activate.cause}; {going_on} (epoch {epoch.number})"), 0))
         actions += self._answer_waiting(self._recover)
         return actions
+
+    def _as_followed(self, activate: m.Activate) -> m.Activate | None:
+        """What a recovery means for a joiner, which follows the entries on after its promise; None if it fits no more.
+
+        It may have the entry by now that it was to fetch. Or it has one that only a member had that is gone, and the
+        others do that step anew: its state is of no use.
+        """
+        mine = self.settings.group
+        others = tuple(donor for donor in activate.donors if donor.group != mine)
+        if self.step == activate.first_step and self.last == activate.entry:
+            return dataclasses.replace(activate, donors=others)
+        behind = self.step == activate.first_step - 1 and len(others) < len(activate.donors)
+        return activate if behind else None
 
     def _note_activation(self, activate: m.Activate) -> Note:
         epoch: Epoch = activate.membership.epoch

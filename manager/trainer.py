@@ -207,6 +207,7 @@ class Manager(Follower):
         if answer is None:
             return None
         if answer.verdict == "again":
+            self._reduced_as = None  # the buffers are about to hold another try: not an entry of this name
             self._attempt += 1
             self._reducer.retry()
             return ()

@@ -134,11 +134,34 @@ def test_an_idle_vote_is_answered_and_changes_nothing(ranks: int) -> None:
     assert world.machine.step == 5 and world.machine.last == Entry(epoch(1), 4)
 
 
-def test_ranks_that_differ_are_a_bug_and_not_followed() -> None:
+def test_ranks_that_follow_different_entries_all_take_another_copy() -> None:
     world = healed(ranks=2)
     joiner_votes(world, "followed", 6, rank=0)
     joiner_votes(world, "followed", 6, rank=1, entry=(2, 1, "lh"))
-    assert "differ" in world.ended[0].reason and world.killed
+    assert [lost.reason for lost in world.said(m.Lost)] == ["its ranks have come to step 6 by different entries"]
+    assert not world.answers(0) and not world.machine.following
+    world.hears(m.Heal(9, donors("g0", "g2", ranks=2)))
+    assert world.answer().verdict == "heal"
+
+
+def test_a_rank_that_found_no_entry_where_another_did_looks_again() -> None:
+    """Rank 1 asked its donor a moment before the entry came."""
+    world = healed(ranks=2)
+    joiner_votes(world, "followed", 6, rank=0)
+    joiner_votes(world, "idle", 5, rank=1)
+    assert world.answers(1)[-1].verdict == "go" and not world.answers(0) and world.machine.step == 5
+    joiner_votes(world, "followed", 6, rank=1)
+    assert world.answer().verdict == "go" and world.machine.step == 6
+
+
+def test_a_rank_with_an_earlier_copy_follows_by_itself_until_all_have_one_state() -> None:
+    """Until then nobody goes on from what is there: asked to promise, the group ends."""
+    world = joiner(ranks=2)
+    joiner_votes(world, "healed", 5, rank=0)
+    joiner_votes(world, "healed", 6, rank=1)
+    assert world.answers(0)[-1].verdict == "go" and len(world.answers(1)) == 1 and world.machine.torn
+    joiner_votes(world, "followed", 6, rank=0)
+    assert world.answer().verdict == "go" and world.machine.step == 6 and not world.machine.torn
 
 
 @RANKS
@@ -240,7 +263,7 @@ def test_named_in_a_recovery_while_following(ranks: int, outcome: str) -> None:
     """Below the minimum: all of its ranks go on in the epoch, with a share of the step that stands."""
     world = healed(ranks)
     world.prepare(2)
-    world.activate(2, "g0", "g1", step=5, share=(3, 4))
+    world.activate(2, "g0", "g1", step=5, share=(3, 4), entry=Entry(epoch(1), 4))
     for rank in range(ranks):
         joiner_votes(world, outcome, 5 if outcome == "idle" else 6, rank)
     answer = world.answer()
@@ -248,6 +271,34 @@ def test_named_in_a_recovery_while_following(ranks: int, outcome: str) -> None:
     assert answer.plan.step == 5 and answer.plan.share == (3, 4) and answer.plan.adopt is None
     world.vote_all("reduced", 5, at=2)
     assert world.answer().verdict == "go" and world.machine.last == Entry(epoch(2), 5)
+
+
+@RANKS
+def test_named_in_a_recovery_with_the_entry_that_it_followed_meanwhile(ranks: int) -> None:
+    """It promised at step 5, then applied entry 5, and is named with a donor for it: there is nothing to fetch."""
+    world = healed(ranks)
+    world.prepare(2)
+    joiner_votes(world, "followed", 6)
+    world.activate(2, "g0", "g1", step=6, share=(3, 4), donor="g0", entry=Entry(epoch(1), 5))
+    joiner_votes(world, "idle", 6)
+    answer = world.answer()
+    assert answer.verdict == "recover" and answer.plan.adopt is None and answer.plan.share == (3, 4)
+    assert not world.machine.following
+
+
+def test_a_joiner_whose_entry_is_done_anew_says_that_it_is_lost() -> None:
+    """It followed an entry that only a dead member had."""
+    world = healed()
+    world.prepare(2)
+    joiner_votes(world, "followed", 6)
+    world.activate(2, "g0", "g1", step=5, share=(3, 4), entry=Entry(epoch(1), 4))
+    assert "goes on from" in world.said(m.Lost)[-1].reason and world.machine.known is None
+
+
+def test_a_joiner_copies_the_state_before_the_first_step() -> None:
+    world = member()
+    world.hears(m.Copy(epoch(1), m.RELEASE))
+    assert world.to_ranks[0][-1] == local.Release()
 
 
 @RANKS
@@ -366,7 +417,7 @@ def test_a_boundary_that_an_adopted_entry_leads_to_is_copied() -> None:
 def test_release_is_passed_on_and_takes_back_a_copy_that_was_not_made() -> None:
     world = member()
     world.hears(m.Copy(epoch(1), 4))
-    world.hears(m.Copy(epoch(1), 0))
+    world.hears(m.Copy(epoch(1), m.RELEASE))
     assert world.pushed(0, local.Release)
     for step in (2, 3):
         world.vote_all("reduced", step, at=1)
@@ -444,9 +495,9 @@ def test_entries_are_kept_until_the_joiner_itself_is_a_member() -> None:
     number = world.machine.prepared[-1].epoch.number
     for group in ("g0", "g1"):
         world.beat(group, 14, epoch=number)
-    assert not [copy for copy in world.told("g0", m.Copy) if copy.step == 0]
+    assert not [copy for copy in world.told("g0", m.Copy) if copy.step == m.RELEASE]
     world.beat("g2/i2", 14, epoch=number)
-    assert world.told("g0", m.Copy)[-1].step == 0
+    assert world.told("g0", m.Copy)[-1].step == m.RELEASE
 
 
 def test_a_joiner_that_is_lost_after_the_switch_is_not_waited_for() -> None:
