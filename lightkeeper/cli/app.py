@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 def build() -> typer.Typer:
     """The application with all commands."""
-    from lightkeeper.cli import bench, demo, events, fence, launch, lighthouse, manager, status
+    from lightkeeper.cli import bench, demo, events, fence, launch, lighthouse, manager, simulate, status
 
     app = typer.Typer(
         name="lightkeeper",
@@ -36,6 +36,7 @@ def build() -> typer.Typer:
     app.command("manager", hidden=True)(manager.command)
     app.command("demo")(demo.command)
     app.command("bench")(bench.command)
+    app.command("simulate")(simulate.command)
     app.command("events")(events.command)
     app.command("status")(status.command)
     app.command("fence")(fence.command)

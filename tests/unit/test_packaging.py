@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = ("manager", "lighthouse", "events", "bench", "examples", "protos")
+OUTSIDE = ("manager", "lighthouse", "events", "bench", "examples", "protos", "simulator")
 DATA_SUFFIXES = (".py", ".pyi", ".typed", ".proto")
 
 

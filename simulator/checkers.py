@@ -1,0 +1,309 @@
+"""What must hold in every history, checked when something happens that it speaks of; apart from the world.
+
+The names are those of the protocol's invariants: I1 one entry per final step, I2 what an evicted group does has no
+effect, I3 names only rise, I4 same bits, I5 microbatches exactly once, I6 bounded waits, I7 the sum is the whole
+step's, I8 names are never mixed. ``blame`` is rule R2: nobody is left out for a reason that is not so. ``log`` is what
+the lighthouse must have on disk before it speaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.actions import Activated, Note, Record
+from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
+from lightkeeper.manager import local
+from lightkeeper.simulator.state import Part, Reduced, State
+
+if TYPE_CHECKING:
+    from lightkeeper.simulator.groups import GroupProcess
+    from lightkeeper.simulator.lighthouses import Disk, Lighthouse
+    from lightkeeper.simulator.network import Stream
+    from lightkeeper.simulator.ranks import Rank
+    from lightkeeper.simulator.world import World
+
+FENCED_LEASES = 3
+
+
+class Violation(AssertionError):
+    """An invariant does not hold.
+
+    Attributes:
+        invariant: its name.
+    """
+
+    def __init__(self, invariant: str, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+class Life:
+    """A job from a first epoch on, until no member is left and it starts anew.
+
+    Attributes:
+        final: by step, the state after it, of the steps that are final.
+    """
+
+    def __init__(self, number: int, epoch: Epoch) -> None:
+        self.number, self.epoch = number, epoch
+        self.final: dict[int, State] = {}
+        self.began = False
+
+
+@dataclass
+class LeftOut:
+    """Since when an incarnation could know that it was left out, and by whom."""
+
+    since: float
+    lighthouse: Lighthouse
+    disk: Disk
+
+
+class Checkers:
+    """One history's."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.adopted = 0
+        self.commits = 0
+        self.last_commit_s = 0.0
+        self.lives: list[Life] = []
+        self.newest: Membership | None = None  # highest that was ever activated or shown to be in force
+        self._lives: dict[Epoch, Life] = {}
+        self._terms: set[Term] = set()
+        self._memberships: dict[Epoch, tuple[str, ...]] = {}
+        self._of: dict[tuple[int, int, str], Epoch] = {}
+        self._entries: dict[Entry, int] = {}
+        self._committed: dict[tuple[Epoch, int], Entry] = {}
+        self._obeyed: dict[str, tuple[int, Membership | None, Term | None]] = {}
+        self._left_out: dict[str, LeftOut] = {}
+
+    # ------------------------------------------------------------ names
+
+    def reigns(self, term: Term) -> None:
+        """A lighthouse starts a term."""
+        if term in self._terms:
+            raise Violation("I3", f"term {term} is there twice")
+        self._terms.add(term)
+
+    def epoch_of(self, plan: local.Plan) -> Epoch:
+        """The epoch's full name."""
+        key = (plan.epoch, plan.term, plan.lighthouse)
+        epoch = self._of.get(key)
+        if epoch is None:
+            epoch = self._of[key] = Epoch(plan.epoch, Term(plan.term, plan.lighthouse))
+        return epoch
+
+    def one_membership(self, plan: local.Plan, members: tuple[str, ...]) -> None:
+        """An epoch's name stands for one membership."""
+        if plan.members != members:
+            raise Violation("I3", f"epoch {plan.epoch} means {members} and {plan.members}")
+
+    def obeyed(self, process: GroupProcess) -> None:
+        """A manager has taken an event: what it obeys has only risen."""
+        machine = process.machine
+        promised, known, acknowledged = self._obeyed.get(process.incarnation, (0, None, None))
+        if machine.promised == promised and machine.known is known and machine.acknowledged is acknowledged:
+            return
+        if machine.promised < promised:
+            raise Violation("I3", f"{process.incarnation} promised {machine.promised} after {promised}")
+        if machine.known is not known and machine.known is not None:
+            self._knows(process.incarnation, machine.known, known)
+        if acknowledged is not None and (machine.acknowledged is None or machine.acknowledged < acknowledged):
+            raise Violation("I3", f"{process.incarnation} acknowledges {machine.acknowledged} after {acknowledged}")
+        self._obeyed[process.incarnation] = (machine.promised, machine.known, machine.acknowledged)
+
+    def _knows(self, who: str, known: Membership, before: Membership | None) -> None:
+        if before is not None and known.epoch.number <= before.epoch.number:
+            raise Violation("I3", f"{who} goes from {before.epoch} to {known.epoch}")
+        names = tuple(member.incarnation for member in known.members)
+        if self._memberships.setdefault(known.epoch, names) != names:
+            raise Violation("I3", f"{known.epoch} means {self._memberships[known.epoch]} and {names}")
+        self.world.say(f"{who} is in {known.epoch} with {', '.join(known.groups)}")
+        self._in_force(known)
+
+    def _in_force(self, membership: Membership) -> Life:
+        life = self._lives.get(membership.epoch)
+        if life is None:
+            life = None if membership.base is None else self._lives.get(membership.base)
+            if life is None:
+                life = Life(len(self.lives), membership.epoch)
+                self.lives.append(life)
+            self._lives[membership.epoch] = life
+        if self.newest is None or membership.epoch > self.newest.epoch:
+            self.newest = membership
+        return life
+
+    # ------------------------------------------------------------ entries
+
+    def reduced(self, epoch: Epoch, step: int, parts: dict[str, Part], total: Reduced) -> None:
+        """The first bucket of a step completes somewhere: the step before it is final."""
+        life = self._lives.get(epoch)
+        if life is None:
+            raise Violation("I3", f"{epoch} reduces and was never activated")
+        if life is not self.lives[-1] and self.lives[-1].began:
+            raise Violation(
+                "I1", f"{epoch} of a job that ended goes on beside the one that {self.lives[-1].epoch} began"
+            )
+        life.began = True
+        states = {member: part.state for member, part in parts.items()}
+        first = next(iter(states.values()))
+        for member, state in states.items():
+            if state.bits != first.bits:
+                raise Violation(
+                    "I4", f"{member} reduces step {step} of {epoch} on {state.name}, others on {first.name}"
+                )
+        if first.step != step - 1:
+            raise Violation("I8", f"step {step} of {epoch} is reduced on the state of step {first.step}")
+        self._final(life, first)
+        if step < self.world.shape.until and not total.again:
+            self._whole(total)
+
+    def _whole(self, entry: Reduced) -> None:
+        summed = sorted(k for _, k in entry.microbatches)
+        if summed != list(range(self.world.total(entry.name.step))):
+            raise Violation("I5", f"{entry.name} summed {entry.microbatches}")
+
+    def _final(self, life: Life, state: State) -> None:
+        """This state's entry, and all before it, are final."""
+        known = life.final.get(state.step)
+        if known is not None:
+            if known.bits != state.bits:
+                raise Violation("I1", f"step {state.step} is final as {known.name} and as {state.name}")
+            return
+        before = life.final.get(state.step - 1)
+        if before is not None and (state.before is None or state.before.bits != before.bits):
+            raise Violation("I1", f"{state.name} follows another entry than {before.name}, which is final")
+        life.final[state.step] = state
+
+    def committed(self, rank: Rank, entry: Reduced, before: State) -> None:
+        """A rank has applied an entry."""
+        self.commits += 1
+        self.last_commit_s = self.world.clock.now
+        if self.world.traces:
+            self.world.say(f"{rank.name} ({rank.group.incarnation}) commits {entry.name}")
+        if entry.base != before.bits or entry.name.step != before.step + 1:
+            raise Violation("I8", f"{rank.name} applies {entry.name} on {before.name}, which it does not follow")
+        if self._entries.setdefault(entry.name, entry.serial) != entry.serial:
+            raise Violation("I8", f"two sums have the name {entry.name}")
+        if entry.again:
+            raise Violation("I5", f"{rank.name} commits {entry.name}, which is not whole")
+        known = rank.group.machine.known
+        if known is None or rank.plan is None:
+            return
+        epoch = self.epoch_of(rank.plan)
+        if self._committed.setdefault((epoch, rank.step), entry.name) != entry.name:
+            other = self._committed[epoch, rank.step]
+            raise Violation("I1", f"members of {epoch} commit {other} and {entry.name}")
+        alone = len(rank.plan.members) == 1 and not entry.ready  # what takes another in is final when that one has it
+        if alone and (life := self._lives.get(epoch)) is not None:
+            self._final(life, rank.state)
+
+    def finished(self, rank: Rank) -> None:
+        """A rank ends the run in good order: its last step must be final, and its state that of all."""
+        final = self.lives[-1].final.get(self.world.shape.until - 1) if self.lives else None
+        if final is None:
+            raise Violation("I1", f"{rank.name} ends the run, and step {rank.step - 1} is not final")
+        if final.bits != rank.state.bits:
+            raise Violation("I4", f"{rank.name} ends the run with another state than {final.name}")
+
+    def overwrites(self, rank: Rank) -> None:
+        """A rank takes a state from others: only a joiner may."""
+        known = rank.group.machine.known
+        if known is not None and known.slot_of(rank.group.group, rank.group.incarnation) is not None:
+            raise Violation("I8", f"{rank.name} is a member of {known.epoch}, and its state is overwritten")
+
+    # ------------------------------------------------------------ the lighthouse
+
+    def hears(self, lighthouse: Lighthouse, stream: Stream, message: m.ToLighthouse) -> None:
+        """A message has arrived at a lighthouse."""
+        if self.world.traces and not isinstance(message, m.Beat):
+            self.world.say(f"{stream.process.incarnation} -> {lighthouse.address}: {_brief(message)}")
+
+    def logged(self, lighthouse: Lighthouse, record: Record) -> None:
+        """A lighthouse has written a record."""
+        self.world.say(f"{lighthouse.address} logs {_brief(record)}")
+        if isinstance(record, Activated):
+            self._in_force(record.membership)
+
+    def spoken(self, lighthouse: Lighthouse, message: m.ToManager) -> None:
+        """A lighthouse sends a message: it must be on its disk."""
+        disk = lighthouse.disk.history
+        if isinstance(message, m.Prepare):
+            if message.epoch.number > disk.highest:
+                raise Violation("log", f"{message.epoch} is spoken of but not logged")
+        elif isinstance(message, m.Activate):
+            if disk.membership != message.membership:
+                raise Violation("log", f"{message.membership.epoch} is activated but not logged")
+        elif isinstance(message, m.Welcome) and message.term.number > lighthouse.disk.number:
+            raise Violation("log", f"{message.term} is spoken of but not logged")
+
+    def noted(self, lighthouse: Lighthouse, note: Note) -> None:
+        """A lighthouse says something: that somebody is gone must be so, and whoever is left out must end."""
+        fields = note.fields
+        if note.kind == "group_lost":
+            self._blamed(lighthouse, str(fields["group"]), str(fields["incarnation"]), str(fields["detected_by"]))
+        elif note.kind == "fenced":
+            left_out = LeftOut(self.world.clock.now, lighthouse, lighthouse.disk)
+            self._left_out[str(fields["incarnation"])] = left_out
+        elif note.kind == "job_stopped" and "contradicts itself" in str(fields["reason"]):
+            raise Violation("I1", str(fields["reason"]))
+
+    def _blamed(self, lighthouse: Lighthouse, group: str, incarnation: str, detected_by: str) -> None:
+        process = self.world.groups.get(group)
+        silent_s = lighthouse.now - max(lighthouse.heard.get(incarnation, -1e9), lighthouse.awake_s)
+        if detected_by == "lease" and silent_s < lighthouse.machine.patience.lease_s * 0.99:
+            raise Violation("blame", f"{incarnation} is called silent {silent_s:.2f} s after it was heard")
+        if process is None or process.incarnation != incarnation or detected_by != "frozen":
+            return
+        late_s = self.world.longest_still_s + self.world.shape.lease_s  # what says so may have been held up
+        if not any(rank.frozen_until > self.world.clock.now - late_s or not rank.alive for rank in process.ranks):
+            raise Violation("blame", f"{incarnation} is called frozen, and is not")
+
+    # ------------------------------------------------------------ time
+
+    def waits(self) -> None:
+        """Called now and then: nothing waits without a bound, and who was left out does not go on for long."""
+        world = self.world
+        for process in world.groups.values():
+            if process.alive and not process.frozen:
+                self._waits_bounded(process)
+        limit_s = FENCED_LEASES * world.shape.lease_s
+        for incarnation, left_out in list(self._left_out.items()):
+            found = next((p for p in world.groups.values() if p.incarnation == incarnation and p.alive), None)
+            if found is None or left_out.lighthouse.disk is not left_out.disk:
+                del self._left_out[incarnation]  # it has ended, or nobody knows that it was left out
+            elif not _hear_each_other(found, left_out.lighthouse):
+                left_out.since = world.clock.now
+            elif world.clock.now - left_out.since > limit_s:
+                raise Violation("I2", f"{incarnation} was left out {limit_s:.0f} s ago, is in touch, and goes on")
+
+    def _waits_bounded(self, process: GroupProcess) -> None:
+        settings = process.settings
+        for rank in process.ranks:
+            if not rank.alive or rank.frozen or rank.phase == "ended":
+                continue
+            bound_s = settings.outage_budget_s
+            if process.machine.known is None or rank.phase in ("reduce", "closing"):
+                bound_s = settings.start_budget_s
+            bound_s += 2 * self.world.longest_still_s + 2.0
+            waited_s = self.world.clock.now - rank.since
+            if waited_s > bound_s:
+                raise Violation("I6", f"{rank.name} has been in phase {rank.phase} for {waited_s:.0f} s")
+
+
+def _hear_each_other(process: GroupProcess, lighthouse: Lighthouse) -> bool:
+    stream, network = process.stream, process.world.network
+    if stream is None or stream.lighthouse is not lighthouse or not stream.at_lighthouse:
+        return False
+    return lighthouse.up and not lighthouse.frozen and not process.frozen and network.whole and not network.slow_s
+
+
+def _brief(message: object) -> str:
+    """A message on one line of a transcript."""
+    text = str(message)
+    for term in ("Epoch(number=", "term=Term(number=", "lighthouse="):
+        text = text.replace(term, "")
+    return text if len(text) <= 300 else text[:300] + "..."

@@ -1,0 +1,102 @@
+"""The shape of a history: how many groups, ranks and lighthouses, how fast, how long. Drawn from its seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a history is run with.
+
+    Attributes:
+        groups: configured groups.
+        ranks: of each group.
+        minimum: fewest groups with which the job goes on.
+        lighthouses: length of the managers' address list; each has a disk of its own.
+        until: steps of the run.
+        microbatches: of an even step; an odd one has one more, so that a wrong total shows.
+        microbatch_s: shortest and longest time of a microbatch.
+        window_s: faults strike until then.
+        lease_s: of the lighthouse.
+        beat_s: of the managers; the lighthouse ticks twice as often. Longer than in earnest: most events are these.
+        budget_s: the outage budget.
+        start_window_s: word of whoever creates the job, as in `Settings`; 0 is none. Given to first incarnations only.
+        late_s: when the last group is started first.
+        times: 1, or 100: as patient as a job a hundred times as large, in which silence is asked about.
+        buckets: of a reduce: 1, or 2 with the first one completed before the second begins.
+        again: probability that a gradient comes after its bucket was launched.
+        copy_s: shortest and longest time of a joiner's transfer.
+        kept_max: entries that a donor keeps.
+        restart_s: shortest and longest time until a group that ended is started again.
+    """
+
+    groups: int = 3
+    ranks: int = 1
+    minimum: int = 1
+    lighthouses: int = 1
+    until: int = 40
+    microbatches: int = 6
+    microbatch_s: tuple[float, float] = (0.02, 0.08)
+    window_s: float = 20.0
+    lease_s: float = 2.0
+    beat_s: float = 0.4
+    budget_s: float = 20.0
+    start_window_s: float = 0.0
+    late_s: float = 0.0
+    times: int = 1
+    buckets: int = 1
+    again: float = 0.01
+    copy_s: tuple[float, float] = (0.02, 0.5)
+    kept_max: int = 100
+    restart_s: tuple[float, float] = (0.3, 4.0)
+
+
+def draw_shape(random: random.Random, groups: int, window_s: float) -> Shape:
+    """A shape for one history.
+
+    Args:
+        random: of the history's seed.
+        groups: how many; 0 draws that as well.
+        window_s: faults strike until then.
+    """
+    count = groups or random.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
+    pace = random.choice((0.01, 0.03, 0.03, 0.1))
+    microbatches = random.choice((count, 6, 6, 8)) if count > 1 else 3
+    step_s = 0.05 + pace * 2 * (microbatches + 0.5) / count
+    until = max(4, int(window_s * random.uniform(0.2, 1.0) / step_s))
+    lighthouses = random.choice((1, 1, 2, 2, 3))
+    word = lighthouses == 1 and random.random() < 0.3  # a job is created at one lighthouse
+    return Shape(
+        groups=count,
+        ranks=random.choice((1, 1, 1, 2, 2, 3)),
+        minimum=random.choice((1, 1, min(2, count), max(1, count - 1), count)),
+        lighthouses=lighthouses,
+        until=min(until, 250),
+        microbatches=microbatches,
+        microbatch_s=(pace, 3 * pace),
+        window_s=window_s,
+        start_window_s=3.0 if word else 0.0,
+        late_s=random.choice((0.0, 0.0, 0.0, 6.0)),
+        times=random.choice((1, 1, 1, 100)),
+        buckets=random.choice((1, 1, 2)),
+        copy_s=random.choice(((0.02, 0.2), (0.1, 1.0), (0.5, 3.0))),
+        kept_max=random.choice((100, 100, 100, 4)),
+    )
+
+
+def shape_from(fields: dict[str, object]) -> Shape:
+    """A shape out of a seed's file.
+
+    Raises:
+        TypeError: for a field that a shape does not have.
+    """
+    return Shape(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})  # type: ignore[arg-type]
+
+
+def shape_out(shape: Shape) -> dict[str, object]:
+    """A shape for a seed's file: what differs from the default."""
+    default = dataclasses.asdict(Shape())
+    return {name: value for name, value in dataclasses.asdict(shape).items() if value != default[name]}

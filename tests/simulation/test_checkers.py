@@ -1,0 +1,283 @@
+"""Every checker can fail: each is shown what it must not let pass, and something that it must."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.actions import Note
+from lightkeeper.lighthouse.log import JobHistory
+from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term
+from lightkeeper.manager import local
+from lightkeeper.simulator.checkers import Checkers, Violation
+from lightkeeper.simulator.collectives import Net
+from lightkeeper.simulator.history import Plan, run_history
+from lightkeeper.simulator.shape import Shape
+from lightkeeper.simulator.state import START, Arithmetic, Part, Reduced, State
+from lightkeeper.simulator.world import World
+
+E1, E2 = Epoch(1, Term(1, "lh")), Epoch(2, Term(1, "lh"))
+SHAPE = Shape(groups=2, microbatches=2, until=4)
+
+
+def breaks(invariant: str) -> Any:
+    return pytest.raises(Violation, match=f"^{invariant}: ")
+
+
+def membership(epoch: Epoch, *groups: str, base: Epoch | None = None) -> Membership:
+    return Membership(epoch, tuple(Member(g, f"{g}-i1", f"{g}:m") for g in groups), base)
+
+
+class Bench:
+    """Checkers of a world in which nothing runs, and a job in epoch 1 of g0 and g1."""
+
+    def __init__(self) -> None:
+        self.world = World(1, SHAPE)
+        self.checkers: Checkers = self.world.checkers
+        self.lighthouse = self.world.lighthouses[0]
+        self.sums = Arithmetic()
+        self.checkers._in_force(membership(E1, "g0", "g1"))
+
+    def entry(self, step: int, epoch: Epoch = E1, serial: int = 0, base: State = START, again: bool = False) -> Reduced:
+        parts = tuple(("g0", k) for k in range(self.world.total(step)))
+        return Reduced(Entry(epoch, step), serial or step + 1, parts, 0, again, base.bits)
+
+    def state(self, *entries: Reduced) -> State:
+        state = START
+        for entry in entries:
+            state = self.sums.apply(state, entry)
+        return state
+
+    def reduces(self, epoch: Epoch, step: int, g0: State, g1: State, shares: tuple[tuple[int, ...], ...] = ()) -> None:
+        first, second = shares or (tuple(range(self.world.total(step))), ())
+        parts = {"g0": Part(first, 0, False, g0), "g1": Part(second, 0, False, g1)}
+        summed = tuple((name, k) for name, part in parts.items() for k in part.microbatches)
+        self.checkers.reduced(epoch, step, parts, Reduced(Entry(epoch, step), 9, summed, 0, False, g0.bits))
+
+    def rank(self, group: str, step: int, state: State, epoch: Epoch = E1) -> Any:
+        plan = local.Plan(
+            epoch=epoch.number, term=epoch.term.number, lighthouse=epoch.term.lighthouse, members=("g0", "g1"), slot=0,
+            step=step, share=(), total=2,
+        )  # fmt: skip
+        known = membership(epoch, "g0", "g1")
+        process = SimpleNamespace(group=group, incarnation=f"{group}-i1", machine=SimpleNamespace(known=known))
+        return SimpleNamespace(name=f"{group}/0", group=process, step=step, state=state, plan=plan)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+# ---------------------------------------------------------------- entries
+
+
+def test_i1_a_step_is_final_with_one_entry(bench: Bench) -> None:
+    one, other = bench.state(bench.entry(0)), bench.state(bench.entry(0, serial=77))
+    bench.reduces(E1, 1, one, one)
+    bench.reduces(E1, 1, one, one)
+    with breaks("I1"):
+        bench.reduces(E1, 1, other, other)
+
+
+def test_i1_later_entries_follow_the_final_ones(bench: Bench) -> None:
+    bench.reduces(E1, 1, *[bench.state(bench.entry(0))] * 2)
+    strange = bench.state(bench.entry(0, serial=77), bench.entry(1))
+    with breaks("I1"):
+        bench.reduces(E1, 2, strange, strange)
+
+
+def test_i1_members_of_an_epoch_commit_one_entry(bench: Bench) -> None:
+    bench.checkers.committed(bench.rank("g0", 0, START), bench.entry(0), START)
+    with breaks("I1"):
+        bench.checkers.committed(bench.rank("g1", 0, START), bench.entry(0, E2, serial=2), START)
+
+
+def test_i1_a_run_ends_only_with_a_final_step(bench: Bench) -> None:
+    states = [bench.entry(step) for step in range(4)]
+    end = bench.state(*states)
+    with breaks("I1"):
+        bench.checkers.finished(bench.rank("g0", 4, end))
+    bench.reduces(E1, 4, end, end)
+    bench.checkers.finished(bench.rank("g0", 4, end))
+    with breaks("I4"):
+        bench.checkers.finished(bench.rank("g0", 4, bench.state(*states[:3], bench.entry(3, serial=88))))
+
+
+def test_i1_a_job_that_started_anew_is_the_only_one(bench: Bench) -> None:
+    bench.reduces(E1, 0, START, START)
+    bench.checkers._in_force(membership(E2, "g0", "g1"))
+    bench.reduces(E2, 0, START, START)
+    with breaks("I1"):
+        bench.reduces(E1, 0, START, START)
+
+
+def test_i4_members_reduce_on_the_same_bits(bench: Bench) -> None:
+    with breaks("I4"):
+        bench.reduces(E1, 1, bench.state(bench.entry(0)), bench.state(bench.entry(0, serial=77)))
+
+
+@pytest.mark.parametrize("shares", [((0, 1), (1,)), ((0,), ()), ((0, 1), (2,))])
+def test_i5_every_microbatch_exactly_once(bench: Bench, shares: tuple[tuple[int, ...], ...]) -> None:
+    with breaks("I5"):
+        bench.reduces(E1, 0, START, START, shares)
+
+
+def test_i5_an_incomplete_sum_is_not_committed(bench: Bench) -> None:
+    with breaks("I5"):
+        bench.checkers.committed(bench.rank("g0", 0, START), bench.entry(0, again=True), START)
+
+
+def test_i8_an_entry_is_applied_on_the_state_that_it_follows(bench: Bench) -> None:
+    before = bench.state(bench.entry(0))
+    with breaks("I8"):
+        bench.checkers.committed(bench.rank("g0", 1, before), bench.entry(1, base=START), before)
+
+
+def test_i8_a_name_stands_for_one_sum(bench: Bench) -> None:
+    bench.checkers.committed(bench.rank("g0", 0, START), bench.entry(0), START)
+    with breaks("I8"):
+        bench.checkers.committed(bench.rank("g1", 0, START), bench.entry(0, serial=2), START)
+
+
+def test_i8_a_member_does_not_take_a_state(bench: Bench) -> None:
+    with breaks("I8"):
+        bench.checkers.overwrites(bench.rank("g0", 0, START))
+
+
+def test_p1_no_reduce_in_a_group_that_is_not_formed(bench: Bench) -> None:
+    net = Net(bench.world, E1, ("g0", "g1"))
+    with breaks("P1"):
+        net.put("g0", (0, 0, 0), Part((0,), 0, False, START), lambda total, who: None)
+
+
+# ---------------------------------------------------------------- names
+
+
+def obeys(promised: int = 0, known: Membership | None = None, acknowledged: Term | None = None) -> Any:
+    machine = SimpleNamespace(promised=promised, known=known, acknowledged=acknowledged)
+    return SimpleNamespace(incarnation="g0-i1", machine=machine)
+
+
+def test_i3_promises_epochs_and_terms_only_rise(bench: Bench) -> None:
+    later = membership(E2, "g0", base=E1)
+    bench.checkers.obeyed(obeys(5, later, Term(3, "lh")))
+    for lower in (obeys(4, later, Term(3, "lh")), obeys(5, later, Term(2, "lh")), obeys(5, later, None)):
+        with breaks("I3"):
+            bench.checkers.obeyed(lower)
+    with breaks("I3"):
+        bench.checkers.obeyed(obeys(5, membership(E1, "g0"), Term(3, "lh")))
+
+
+def test_i3_an_epoch_means_one_membership_and_a_term_one_reign(bench: Bench) -> None:
+    bench.checkers.obeyed(obeys(5, membership(E2, "g0", base=E1)))
+    with breaks("I3"):
+        bench.checkers.obeyed(
+            SimpleNamespace(incarnation="g1-i1", machine=obeys(5, membership(E2, "g1", base=E1)).machine)
+        )
+    with breaks("I3"):
+        bench.checkers.reigns(bench.lighthouse.machine.term)
+
+
+def test_i3_nobody_reduces_in_an_epoch_that_was_never_activated(bench: Bench) -> None:
+    with breaks("I3"):
+        bench.reduces(E2, 0, START, START)
+
+
+# ---------------------------------------------------------------- the lighthouse
+
+
+@pytest.mark.parametrize(
+    "message",
+    [m.Prepare(E2), m.Activate(membership(E2, "g0"), 0, 2, ()), m.Welcome(Term(9, "lh0.1"), 2000, 200)],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_is_spoken_of_is_logged(bench: Bench, message: m.ToManager) -> None:
+    bench.lighthouse.disk.history = JobHistory(1, membership(E1, "g0", "g1"))
+    with breaks("log"):
+        bench.checkers.spoken(bench.lighthouse, message)
+    bench.lighthouse.disk.history = JobHistory(2, membership(E2, "g0"))
+    bench.lighthouse.disk.number = 9
+    bench.checkers.spoken(bench.lighthouse, message)
+
+
+def lost(detected_by: str) -> Note:
+    return Note("group_lost", {"group": "g0", "incarnation": "g0-i1", "detected_by": detected_by})
+
+
+def test_nobody_is_blamed_for_what_is_not_so(bench: Bench) -> None:
+    world, lighthouse = bench.world, bench.lighthouse
+    world.clock.now = 50.0
+    lighthouse.heard["g0-i1"] = 49.0
+    with breaks("blame"):
+        bench.checkers.noted(lighthouse, lost("lease"))
+    with breaks("blame"):
+        bench.checkers.noted(lighthouse, lost("frozen"))
+    lighthouse.heard["g0-i1"] = 40.0
+    bench.checkers.noted(lighthouse, lost("lease"))
+    world.groups["g0"].ranks[0].freeze(5.0)
+    bench.checkers.noted(lighthouse, lost("frozen"))
+
+
+def test_a_contradiction_breaks_the_history(bench: Bench) -> None:
+    with breaks("I1"):
+        bench.checkers.noted(
+            bench.lighthouse, Note("job_stopped", {"reason": "the job contradicts itself and must not go on: two"})
+        )
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_i2_who_was_left_out_ends_once_it_can_know(bench: Bench) -> None:
+    world = bench.world
+    while world.groups["g0"].stream is None or not world.groups["g0"].stream.at_lighthouse:
+        world.clock.step()
+    bench.checkers.noted(bench.lighthouse, Note("fenced", {"incarnation": "g0-i1"}))
+    bench.checkers.waits()
+    world.clock.now += 60.0
+    with breaks("I2"):
+        bench.checkers.waits()
+
+
+def test_i6_nothing_waits_without_a_bound(bench: Bench) -> None:
+    world = bench.world
+    bench.checkers.waits()
+    world.clock.now += 10 * SHAPE.budget_s + 10
+    with breaks("I6"):
+        bench.checkers.waits()
+
+
+def test_liveness_a_job_in_which_nothing_is_wrong_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that compute for ever, and say nothing of it: what stands is not excused."""
+    quiet = Plan(1, Shape(groups=2, until=200, microbatch_s=(0.1, 0.2)), ())
+    assert not run_history(quiet).invariant
+
+    def computes(rank: Any) -> None:
+        rank.enter("compute")
+        rank.later(5.0, computes, rank)
+
+    monkeypatch.setattr("lightkeeper.simulator.followers.Follower.begin", computes)
+    outcome = run_history(quiet)
+    assert outcome.invariant == "liveness" and "nothing is wrong" in outcome.what
+
+
+def test_what_a_machine_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(machine: Any, now: float) -> list[Any]:
+        raise KeyError("g7")
+
+    monkeypatch.setattr("lightkeeper.lighthouse.machine.JobMachine.tick", raises)
+    outcome = run_history(Plan(1, SHAPE, ()))
+    assert outcome.invariant == "crash" and "KeyError" in outcome.what
+
+
+def test_i7_one_group_without_faults_sums_every_step_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds: list[World] = []
+    monkeypatch.setattr("lightkeeper.simulator.history.Liveness", lambda world, faults: worlds.append(world))
+    outcome = run_history(Plan(1, Shape(groups=1, microbatches=3, until=20, again=0.0), ()))
+    assert outcome.finished and not outcome.invariant
+    (life,) = worlds[0].checkers.lives
+    assert list(life.final) == [-1, *range(20)] and [state.bits for state in life.final.values()] == list(range(21))
