@@ -91,10 +91,9 @@ class Changes(Joins):
         recovery, promises = self.recovery, self.recovery.promises
         top = newest_known(self.newest, promises)
         if top is not None and (self.newest is None or top.epoch != self.newest.epoch):
-            if any(planned.epoch == top.epoch for planned in self.prepared):
-                self.newest, self.prepared = top, []
-                return self._consider(now)
-            return self._learn_newest(top) + self._consider(now)
+            mine = [planned for planned in self.prepared if planned.epoch == top.epoch]
+            learnt = self._planned_is_in_force(mine[0]) if mine else self._learn_newest(top)
+            return learnt + self._consider(now)
         if unheard(self.newest, promises) is not None or not self._may_leave_out():
             return []
         if any(group.gone is None and group.name not in recovery.asked for group in self._members()):
@@ -157,8 +156,12 @@ class Changes(Joins):
     # ------------------------------------------------------------ planned changes
 
     def _plan(self, now: float) -> list[Action]:
-        """Prepares the newest epoch without those who asked to leave, and with the joiners that have caught up."""
-        if self.newest is None:
+        """Prepares the newest epoch without those who asked to leave, and with the joiners that have caught up.
+
+        The entry carries the epoch's number alone: so only who reigns, and has all members here, gives numbers out. Else
+        a joiner here would take another lighthouse's change of the same number for this one.
+        """
+        if self.newest is None or not self.reigns or not all(self._here(member) for member in self.newest.members):
             return []
         leavers = self._leavers()
         joiners = self._ready_joiners(now)

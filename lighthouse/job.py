@@ -70,6 +70,7 @@ class Job:
         """No epoch is in force, and nothing is under way; epoch numbers and fenced incarnations are remembered."""
         self.newest: Membership | None = None
         self.prepared: list[Membership] = []  # planned changes on the newest epoch
+        self.foreign: list[Membership] = []  # the same, prepared by another lighthouse, or by one whose log is lost
         self.unbuilt_s: float | None = None  # the newest of them could not be built: not prepared anew before
         self.unbuilt_times = 0
         self.reigns = True

@@ -269,12 +269,20 @@ class JobMachine(Changes):
             for member in known.members:
                 self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
         self._shows(None if known is None else known.epoch)
+        self._learn_prepared(hello)
         return actions
 
     def _shows(self, epoch: Epoch | None) -> None:
         """A manager knows this epoch as in force."""
         if self.newest is not None and epoch == self.newest.epoch:
             self.shown = epoch
+
+    def _learn_prepared(self, hello: m.Hello) -> None:
+        """What another lighthouse prepared may come into force by the members' entries, and is shown by their beats."""
+        base = None if self.newest is None else self.newest.epoch
+        known = [planned.epoch for planned in self.prepared]
+        told = [p for p in (*self.foreign, *hello.prepared) if p.base == base and p.epoch not in known]
+        self.foreign = sorted({p.epoch: p for p in told}.values(), key=lambda planned: planned.epoch)
 
     def _acknowledged(self, group: Group, acknowledged: m.Acknowledged, now: float) -> list[Action]:
         if acknowledged.term == self.term:
@@ -302,6 +310,9 @@ class JobMachine(Changes):
         for planned in self.prepared:
             if beat.epoch == planned.epoch.number:
                 return self._planned_is_in_force(planned)
+        for planned in self.foreign:
+            if beat.epoch == planned.epoch.number and self.newest is not None and planned.base == self.newest.epoch:
+                return self._learn_newest(planned)
         in_force = self.newest is not None and beat.epoch == self.newest.epoch.number
         known = None if group.hello is None else group.hello.known
         if in_force and self.reigns and self.newest is not None and (known is None or known.epoch.number < beat.epoch):
@@ -331,6 +342,10 @@ class JobMachine(Changes):
         for planned in self.prepared:
             if failed.epoch == planned.epoch:
                 actions = self._planned_is_in_force(planned)
+                break
+        for planned in self.foreign:
+            if failed.epoch == planned.epoch and self.newest is not None and planned.base == self.newest.epoch:
+                actions = self._learn_newest(planned)
                 break
         if self.newest is None or group.failed is not None:
             return actions

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lightkeeper.lighthouse.deal import deal_rest
 from lightkeeper.lighthouse.messages import Donor, Promise, Share
-from lightkeeper.lighthouse.names import Entry, Epoch, Membership
+from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership
 
 
 class Contradiction(RuntimeError):
@@ -80,9 +80,19 @@ def unheard(newest: Membership | None, promises: Mapping[str, Promise]) -> Membe
         return None
     prepared = [p for promise in promises.values() for p in promise.prepared if p.base == newest.epoch]
     for membership in (newest, *prepared):
-        if membership.members and not any(member.group in promises for member in membership.members):
+        if membership.members and not any(_speaks_for(membership, member, promises) for member in membership.members):
             return membership
     return None
+
+
+def _speaks_for(membership: Membership, member: Member, promises: Mapping[str, Promise]) -> bool:
+    """Whether a member's promise tells what its epoch may have committed.
+
+    A joiner that a planned change names, and that has not applied the entry which does so, knows of nothing: alone it
+    would go on from a step that is final.
+    """
+    promise = promises.get(member.group)
+    return promise is not None and (promise.known is not None or membership.base is None)
 
 
 def conclude(candidates: Sequence[str], promises: Mapping[str, Promise]) -> Conclusion:

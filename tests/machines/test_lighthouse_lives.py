@@ -5,7 +5,7 @@ from __future__ import annotations
 from world import World
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.names import Member, Membership
+from lightkeeper.lighthouse.names import Entry, Member, Membership
 
 
 def running(groups: int = 2, minimum: int = 1) -> tuple[World, Membership]:
@@ -158,3 +158,61 @@ def test_below_the_minimum_before_the_first_step_the_boundary_is_that_before_it(
     (heal,) = world.told("g2/i2", m.Heal)
     assert copy.step == heal.step == 0 != m.RELEASE
     assert [donor.__class__ for donor in heal.donors] == [Member, Member]
+
+
+def test_a_joiner_that_has_not_switched_does_not_go_on_alone() -> None:
+    """The member that took it in died; what that one committed alone is final, and the joiner lags behind it."""
+    world = World(2)
+    world.start()
+    world.die("g1", step=5)
+    world.promise("g0", 4)
+    world.arrive("g1/i2")
+    world.beat("g1/i2", 9, "follow", epoch=0)
+    planned = world.planned("g0")
+    before = planned.base
+    world.beat("g0", 12, epoch=planned.epoch.number)
+    world.die("g0", step=12)
+    assert world.newest == planned
+    epoch = world.asked("g1/i2")
+    last = Entry(before, 9)
+    world.say("g1/i2", m.Promise(epoch, None, (planned,), last, (), 24))
+    world.pass_s(1)
+    assert not world.told("g1/i2", m.Activate) and world.newest == planned
+
+
+def test_a_planned_change_that_a_lost_log_held_is_taken_from_the_beat_that_shows_it() -> None:
+    world, first = running(groups=3)
+    planned = Membership(first.epoch.__class__(4, first.epoch.term), first.members[:2], first.epoch)
+    world.restart(log=False)
+    for group in ("g0", "g1", "g2"):
+        world.arrive(group, known=first, prepared=(planned,))
+    assert world.newest == first
+    world.beat("g0", 7, epoch=4)
+    assert world.newest == planned and world.noted("took_over")[-1]["epoch"] == planned.epoch
+
+
+def test_who_does_not_have_all_members_prepares_nothing() -> None:
+    """Another lighthouse may have them, and give the same number to another change."""
+    world, _ = running(groups=3)
+    world.cut("g1")
+    world.say("g2", m.Leave("SIGTERM"))
+    assert not [p for p in world.told("g0", m.Prepare) if p.planned is not None]
+    world.restart()
+    for group in ("g0", "g1", "g2"):
+        world.arrive(group, known=world.newest)
+    world.say("g2", m.Leave("SIGTERM"))
+    assert world.planned("g0").groups == ("g0", "g1")
+
+
+def test_a_leaver_is_no_joiner_when_a_promise_shows_the_change_that_let_it_go() -> None:
+    world, first = running(groups=3)
+    world.say("g2", m.Leave("SIGTERM"))
+    planned = world.planned("g0")
+    world.fail("g2", 5)
+    world.promise("g0", 5, known=planned, entry=first.epoch)
+    world.promise("g1", 4, prepared=(planned,))
+    world.promise("g2", 4, prepared=(planned,))
+    for group in ("g0", "g1"):
+        world.promise(group, 5, known=planned, entry=first.epoch)
+    world.pass_s(1, {"g0": 7, "g1": 7})
+    assert world.newest.groups == ("g0", "g1") and not world.told("g2", m.Heal)

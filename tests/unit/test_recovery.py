@@ -152,7 +152,10 @@ def test_an_epoch_of_which_nobody_promised_may_be_in_force_elsewhere() -> None:
     assert unheard(None, {}) is None
     assert unheard(newest, {}) == newest
     assert unheard(newest, {"g2": promise(prepared=(rest,))}) == rest
-    assert unheard(newest, {"g2": promise(prepared=(rest,)), "g0": promise()}) is None
+    assert unheard(newest, {"g2": promise(prepared=(rest,)), "g0": promise(known=newest)}) is None
+    joins = {"g0": promise(prepared=(rest,))}
+    assert unheard(rest, joins) == rest, "a joiner that has not switched does not know what its epoch committed"
+    assert unheard(newest, {"g0": promise()}) is None, "of a first epoch nobody has more to tell"
     other = membership(3, "g9", base=7)
     assert unheard(newest, {"g2": promise(prepared=(other,))}) is None, "prepared on another base"
 
