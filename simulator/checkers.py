@@ -19,7 +19,7 @@ from lightkeeper.simulator.state import Part, Reduced, State
 
 if TYPE_CHECKING:
     from lightkeeper.simulator.groups import GroupProcess
-    from lightkeeper.simulator.lighthouses import Disk, Lighthouse
+    from lightkeeper.simulator.lighthouses import Lighthouse
     from lightkeeper.simulator.network import Stream
     from lightkeeper.simulator.ranks import Rank
     from lightkeeper.simulator.world import World
@@ -58,7 +58,7 @@ class LeftOut:
 
     since: float
     lighthouse: Lighthouse
-    disk: Disk
+    starts: int
 
 
 class Checkers:
@@ -246,7 +246,7 @@ class Checkers:
         if note.kind == "group_lost":
             self._blamed(lighthouse, str(fields["group"]), str(fields["incarnation"]), str(fields["detected_by"]))
         elif note.kind == "fenced":
-            left_out = LeftOut(self.world.clock.now, lighthouse, lighthouse.disk)
+            left_out = LeftOut(self.world.clock.now, lighthouse, lighthouse.starts)
             self._left_out[str(fields["incarnation"])] = left_out
         elif note.kind == "job_stopped" and "contradicts itself" in str(fields["reason"]):
             raise Violation("I1", str(fields["reason"]))
@@ -273,7 +273,7 @@ class Checkers:
         limit_s = FENCED_LEASES * world.shape.lease_s
         for incarnation, left_out in list(self._left_out.items()):
             found = next((p for p in world.groups.values() if p.incarnation == incarnation and p.alive), None)
-            if found is None or left_out.lighthouse.disk is not left_out.disk:
+            if found is None or left_out.lighthouse.starts != left_out.starts:
                 del self._left_out[incarnation]  # it has ended, or nobody knows that it was left out
             elif not _hear_each_other(found, left_out.lighthouse):
                 left_out.since = world.clock.now

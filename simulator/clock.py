@@ -66,6 +66,8 @@ class Process:
         self.alive = True
         self.frozen_until = 0.0
         self.offset_s = 0.0
+        self._kept: list[tuple[Event, tuple[Any, ...]]] = []  # what came while it stood still, in order
+        self._thaws = False
 
     @property
     def now(self) -> float:
@@ -79,10 +81,23 @@ class Process:
 
     def sleeps(self, event: Event, *arguments: Any) -> bool:
         """Whether it stands still; then the event is kept until it thaws."""
-        if self.clock.now >= self.frozen_until:
+        if self.clock.now >= self.frozen_until and (self._thaws or not self._kept):
             return False
-        self.clock.at(self.frozen_until, event, *arguments)
+        if not self._kept:
+            self.clock.at(self.frozen_until, self._thaw)
+        self._kept.append((event, arguments))
         return True
+
+    def _thaw(self) -> None:
+        """What was kept happens now, in its order; unless something had it stand still for longer meanwhile."""
+        if self.clock.now < self.frozen_until:
+            self.clock.at(self.frozen_until, self._thaw)
+            return
+        kept, self._kept = self._kept, []
+        self._thaws = True
+        for event, arguments in kept:
+            event(*arguments)
+        self._thaws = False
 
     def freeze(self, seconds: float, unseen: bool = False) -> None:
         """Stands still for so long; unseen, as in a virtual machine that is paused, its clock stands still as well."""

@@ -13,7 +13,7 @@ QUICK = (
     "an incomplete sum is committed",
     "finished before closing",
     "activation spoken of before it is logged",
-    "silence taken for death when nobody is left",
+    "share dealt twice: to the joiner of a first step too",
     "store key without epoch",
 )
 QUICK_HISTORIES = 60

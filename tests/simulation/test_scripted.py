@@ -88,7 +88,7 @@ def test_a_lighthouse_that_is_away_costs_nothing_at_all(kind: str) -> None:
 
 def test_a_killed_rank_costs_its_group_alone_and_it_comes_back() -> None:
     for seed in range(6):
-        world, _ = run(seed, shape(until=120), Fault("kill_rank", 1.5, pick=seed))
+        world, _ = run(seed, shape(until=200), Fault("kill_rank", 1.5, pick=seed))
         assert len(restarted(world)) == 1, f"seed {seed}"
         assert {g.incarnation for g in world.groups.values()} == {m.incarnation for m in world.checkers.newest.members}
 
