@@ -77,6 +77,7 @@ class Answers:
         self.source: m.Heal | None = None
         self.following, self.lost = False, True
         self.fetching: set[int] = set()  # ranks that were told to take the members' state
+        self.lost_why = ""  # said to a lighthouse, until it names another boundary
         self.torn = False  # a copy broke off: the state here is neither the old nor the new one
         self.put_off: m.Prepare | None = None
         self.joiners: frozenset[str] = frozenset()  # groups whose first step the next one is

@@ -53,7 +53,7 @@ class Joins(Ends):
     def _heal(self, heal: m.Heal, now: float) -> list[Action]:
         if self.following and not self.lost:
             return []  # from an earlier lighthouse's word: it has a state, and goes on from it
-        self.source = heal
+        self.source, self.lost_why = heal, ""
         self.votes.clear()
         donors = ", ".join(member.group for member in heal.donors)
         why = f"{heal.why}: it takes theirs" if heal.why else "joining"
@@ -70,7 +70,7 @@ class Joins(Ends):
             return self._answer_waiting(self._recover)  # it was named in a recovery
         if vote.outcome == "lost":
             self.source, self.following, self.lost = None, False, True
-            self.torn = self.torn or vote.torn
+            self.torn, self.lost_why = self.torn or vote.torn, vote.error
             return [Tell(m.Lost(vote.error))]
         if self.lost and vote.outcome != "healed":
             return self._answer_waiting(self._heal_answer)  # another rank needs a fresh copy: all of them take it
@@ -89,7 +89,8 @@ class Joins(Ends):
         if lowest == highest:
             self.votes.clear()
             self.source, self.following, self.lost = None, False, True
-            return [Tell(m.Lost(f"its ranks have come to step {lowest} by different entries"))]
+            self.lost_why = f"its ranks have come to step {lowest} by different entries"
+            return [Tell(m.Lost(self.lost_why))]
         self.lost = False  # all have a state, if not one and the same
         behind = [rank for rank, vote in self.votes.items() if vote.step == lowest]
         for rank in behind:

@@ -67,6 +67,8 @@ class GroupMachine(Votes):
             actions.append(
                 Tell(m.Failed(self.known.epoch, self.step, "a reduce that failed while the stream was broken"))
             )
+        if self.lost_why:
+            actions.append(Tell(m.Lost(self.lost_why)))
         if self.leaving:
             actions.append(Tell(m.Leave(self.leaving)))
         if self.suspended and self.known is not None:

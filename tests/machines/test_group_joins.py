@@ -541,3 +541,18 @@ def test_a_joiner_that_lags_by_more_than_an_entry_in_a_recovery_is_no_member_but
         world.promise(group, step)
     assert world.newest.groups == ("g0", "g1")
     assert not world.told("g2/i2", m.Fence)
+
+
+def test_that_it_is_lost_is_said_again_on_another_stream_until_a_boundary_is_named() -> None:
+    """The word may go down with the stream; the lighthouse would wait for a joiner that waits for it."""
+    world = healed()
+    joiner_votes(world, "lost", 6, error="no donor")
+    world.disconnect()
+    world.forget()
+    world.connect()
+    assert [lost.reason for lost in world.said(m.Lost)] == ["no donor"]
+    world.hears(m.Heal(9, donors("g0", "g2", ranks=1)))
+    world.disconnect()
+    world.forget()
+    world.connect()
+    assert not world.said(m.Lost)
