@@ -185,7 +185,7 @@ class GroupProcess(Process):
             return
         if self.sleeps(self._tick):
             return
-        self.clock.after(self.machine.beat_s, self._tick)
+        self.clock.after(min(self.machine.beat_s, self.world.shape.beat_s), self._tick)
         self.act(self.machine.tick({r.index: self._view(r) for r in self.ranks if r.alive}, self.now))
 
     def _view(self, rank: Follower) -> RankView:

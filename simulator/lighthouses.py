@@ -111,9 +111,12 @@ class Lighthouse(Process):
             stream.at_lighthouse = True
             self.streams[stream.number] = stream
         self._runs()
-        self.heard[stream.process.incarnation] = self.now
         self.world.checkers.hears(self, stream, message)
-        self.act(self.machine.received(stream.number, stream.process.group, message, self.now))
+        actions = self.machine.received(stream.number, stream.process.group, message, self.now)
+        group = self.machine.groups.get(stream.process.group)
+        if group is not None and group.connection == stream.number:
+            self.heard[stream.process.incarnation] = self.now  # what comes late on another stream is no sign of life
+        self.act(actions)
 
     def lost(self, stream: Stream) -> None:
         """A stream is over."""

@@ -257,6 +257,36 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not obeys and member",
     ),
     Mutant(
+        "a joiner that has not switched speaks for its epoch",
+        "lighthouse/recovery",
+        "return promise is not None and (promise.known is not None or membership.base is None)",
+        "return promise is not None",
+    ),
+    Mutant(
+        "planned changes that a lost log held come into force unseen",
+        "lighthouse/machine",
+        "self.foreign = sorted({p.epoch: p for p in told}.values(), key=lambda planned: planned.epoch)",
+        "self.foreign = []",
+    ),
+    Mutant(
+        "a lighthouse without all members prepares a change",
+        "lighthouse/changes",
+        "if self.newest is None or not self.reigns or not all(self._here(member) for member in self.newest.members):",
+        "if self.newest is None:",
+    ),
+    Mutant(
+        "a leaver is a joiner when a promise shows the change",
+        "lighthouse/changes",
+        "learnt = self._planned_is_in_force(mine[0]) if mine else self._learn_newest(top)",
+        "learnt = [] if mine else self._learn_newest(top)\n            self.newest = top",
+    ),
+    Mutant(
+        "who leaves is taken for one left out",
+        "lighthouse/takeover",
+        "return left or any(planned.epoch == newest.epoch for planned in hello.prepared)",
+        "return False",
+    ),
+    Mutant(
         "a hello taken for obedience",
         "lighthouse/job",
         "obeys = mine and group is not None and group.acknowledged == self.term",
