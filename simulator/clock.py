@@ -101,6 +101,8 @@ class Process:
 
     def freeze(self, seconds: float, unseen: bool = False) -> None:
         """Stands still for so long; unseen, as in a virtual machine that is paused, its clock stands still as well."""
-        self.frozen_until = max(self.frozen_until, self.clock.now + seconds)
-        if unseen:
-            self.offset_s -= seconds
+        until = self.clock.now + seconds
+        further_s = until - max(self.frozen_until, self.clock.now)
+        if further_s > 0:
+            self.frozen_until = until
+            self.offset_s -= further_s if unseen else 0.0  # a clock never goes back

@@ -4,8 +4,8 @@ A checker that never fails may be blind. So each mutant replaces a piece of sour
 once, in a fresh interpreter, and histories are run until one breaks. Files under ``simulator/`` hold what the trainer's
 side does with tensors (which entry is served, what follows on what); those mutants undo a rule there.
 
-``python -m lightkeeper.simulator.mutants NAME seeds FIRST COUNT`` runs histories with one, ``NAME plan FILE`` the
-history in a file, and ``NAME shrink SEED FILE`` keeps the small form of one that breaks; each prints a line of JSON.
+``python -m lightkeeper.simulator.mutants NAME seeds FIRST COUNT`` runs histories with one, and ``NAME shrink SEED FILE``
+keeps the small form of one that breaks; each prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -374,11 +374,6 @@ def run(mutant: Mutant, first: int = 0, count: int = HISTORIES_MAX) -> Caught:
     return _fresh(mutant, "seeds", str(first), str(count))
 
 
-def run_plan(mutant: Mutant, path: Path) -> Caught:
-    """Runs the history in a file with it, in a fresh interpreter."""
-    return _fresh(mutant, "plan", str(path))
-
-
 def _fresh(mutant: Mutant, *words: str) -> Caught:
     command = [sys.executable, "-m", "lightkeeper.simulator.mutants", mutant.name, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
@@ -434,14 +429,6 @@ def _seeds(name: str, first: int, count: int) -> Caught:
     return Caught(name, None, "", "", count)
 
 
-def _plan(name: str, path: Path) -> Caught:
-    from lightkeeper.simulator.history import run_history
-    from lightkeeper.simulator.shrink import from_file
-
-    outcome = run_history(from_file(path))
-    return Caught(name, outcome.seed if outcome.invariant else None, outcome.invariant, outcome.what, 1)
-
-
 def _shrunk(name: str, seed: int, path: Path) -> Caught:
     from lightkeeper.simulator.history import plan_history, run_history
     from lightkeeper.simulator.shrink import shrink, to_json
@@ -456,8 +443,6 @@ def _main(name: str, what: str, *words: str) -> None:
     undo(named(name))
     if what == "seeds":
         caught = _seeds(name, int(words[0]), int(words[1]))
-    elif what == "plan":
-        caught = _plan(name, Path(words[0]))
     else:
         caught = _shrunk(name, int(words[0]), Path(words[1]))
     print(json.dumps(caught.__dict__))
