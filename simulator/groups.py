@@ -36,7 +36,7 @@ class GroupProcess(Process):
         super().__init__(world.clock, f"{group}-i{number}")
         self.world, self.group, self.incarnation = world, group, f"{group}-i{number}"
         shape = world.shape
-        self.settings = settings_for(group, shape, word=number == 1)
+        self.settings = settings_for(group, shape)
         self.form_timeout_s = self.settings.form_timeout_s
         self.machine = GroupMachine(self.settings, self.incarnation, f"{self.incarnation}:m", self.now)
         self.stream: Stream | None = None
@@ -237,9 +237,9 @@ class LastWords(Process):
             self.process.world.ended(self.process)
 
 
-def settings_for(group: str, shape: Shape, word: bool) -> Settings:
-    """What a group is told; whoever starts it again does not create the job again."""
+def settings_for(group: str, shape: Shape) -> Settings:
+    """What a group is told."""
     return Settings(
         group=group, groups=shape.groups, minimum=shape.minimum, ranks=shape.ranks, token="t",
-        outage_budget_s=shape.budget_s, start_window_s=shape.start_window_s if word else 0.0,
+        outage_budget_s=shape.budget_s, start_window_s=shape.start_window_s,
     )  # fmt: skip

@@ -23,7 +23,7 @@ class Shape:
         lease_s: of the lighthouse.
         beat_s: of the managers; the lighthouse ticks twice as often. Longer than in earnest: most events are these.
         budget_s: the outage budget.
-        start_window_s: word of whoever creates the job, as in `Settings`; 0 is none. Given to first incarnations only.
+        start_window_s: word of whoever creates the job, as in `Settings`; 0 is none.
         late_s: when the last group is started first.
         times: 1, or 100: as patient as a job a hundred times as large, in which silence is asked about.
         buckets: of a reduce: 1, or 2 with the first one completed before the second begins.
