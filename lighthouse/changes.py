@@ -158,8 +158,8 @@ class Changes(Joins):
     def _plan(self, now: float) -> list[Action]:
         """Prepares the newest epoch without those who asked to leave, and with the joiners that have caught up.
 
-        The entry carries the epoch's number alone: so only who reigns, and has all members here, gives numbers out. Else
-        a joiner here would take another lighthouse's change of the same number for this one.
+        The entry carries the epoch's number alone: so only who reigns, and has all members here, gives numbers out.
+        Else a joiner here would take another lighthouse's change of the same number for this one.
         """
         if self.newest is None or not self.reigns or not all(self._here(member) for member in self.newest.members):
             return []

@@ -4,8 +4,8 @@ A checker that never fails may be blind. So each mutant replaces a piece of sour
 once, in a fresh interpreter, and histories are run until one breaks. Files under ``simulator/`` hold what the trainer's
 side does with tensors (which entry is served, what follows on what); those mutants undo a rule there.
 
-``python -m lightkeeper.simulator.mutants NAME seeds FIRST COUNT`` runs histories with one, and ``NAME shrink SEED FILE``
-keeps the small form of one that breaks; each prints a line of JSON.
+``python -m lightkeeper.simulator.mutants NAME seeds FIRST COUNT`` runs histories with one, and ``NAME shrink SEED
+FILE`` keeps the small form of one that breaks; each prints a line of JSON.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ def test_silence_of_all_members_does_not_start_the_job_anew() -> None:
     assert world.newest == membership and not world.is_asked("g1/i2") and not world.told("g1/i2", m.Heal)
     assert world.reason("g1/i2").startswith("g0: they may be training")
     world.arrive("g0", known=membership)
+    world.tick()
     world.promise("g0", 40)
     world.pass_s(1, {"g0": 42})
     assert world.newest.groups == ("g0",) and world.told("g1/i2", m.Heal), "one lineage"

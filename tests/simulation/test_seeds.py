@@ -1,7 +1,7 @@
 """Histories that once broke an invariant, made small.
 
-The rule that each broke is kept by a transcript under ``tests/machines`` and by the mutant that its note names: a history
-is another one as soon as a machine says one message more.
+The rule that each broke is kept by a transcript under ``tests/machines`` and by the mutant that its note names: a
+history is another one as soon as a machine says one message more.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ _WORDS: dict[type, Callable[[Any], str | None]] = {
     m.Stop: lambda stop: f"Stop: {stop.reason}",
     m.Waiting: lambda waiting: f"Waiting for {', '.join(waiting.whom)}: {waiting.why}",
     m.Stands: lambda stands: f"Stands: e{stands.epoch.number}",
-    m.Copy: lambda copy: f"Copy before step {copy.step}" if copy.step else "Copy no more",
+    m.Copy: lambda copy: "Copy no more" if copy.step == m.RELEASE else f"Copy before step {copy.step}",
     m.Heal: lambda heal: f"Heal before step {heal.step} from {' '.join(d.group for d in heal.donors)}",
     local.Answer: _answer,
     local.Abort: lambda abort: f"abort below e{abort.below}" if abort.below < 1 << 61 else "abort",
