@@ -80,7 +80,7 @@ class Joins(Ends):
             return []
         if len({(v.step, v.entry) for v in self.votes.values()}) > 1:
             return self._catch_up()
-        self.lost = self.torn = False
+        self.lost, self.torn, self.lost_why = False, False, ""
         return self._follow(self.votes[0])
 
     def _catch_up(self) -> list[Action]:

@@ -67,7 +67,7 @@ class GroupMachine(Votes):
             actions.append(
                 Tell(m.Failed(self.known.epoch, self.step, "a reduce that failed while the stream was broken"))
             )
-        if self.lost_why:
+        if self.lost_why and self.known is None:
             actions.append(Tell(m.Lost(self.lost_why)))
         if self.leaving:
             actions.append(Tell(m.Leave(self.leaving)))
@@ -147,7 +147,7 @@ class GroupMachine(Votes):
             activate, self.following = followed, False
         self.acknowledged, self.promised = epoch.term, epoch.number
         self.known, self.prepared, self.built, self.activation = membership, [], set(), activate
-        self.deferred = None
+        self.deferred, self.lost_why = None, ""
         self.votes.clear()
         self._beats.recovered()
         self.attempt, self.failed_epoch, self.suspended, self.suspects = 0, None, False, ()

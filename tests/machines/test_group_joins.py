@@ -556,3 +556,16 @@ def test_that_it_is_lost_is_said_again_on_another_stream_until_a_boundary_is_nam
     world.forget()
     world.connect()
     assert not world.said(m.Lost)
+
+
+def test_a_group_that_became_a_member_all_the_same_does_not_say_that_it_was_lost() -> None:
+    """A recovery named it while it waited for another boundary: said late, the word would end a job that it holds."""
+    world = healed()
+    world.prepare(2)
+    joiner_votes(world, "lost", 5, error="no donor")
+    world.activate(2, "g0", "g1", step=5, share=(3, 4), entry=Entry(epoch(1), 4))
+    assert world.answer().verdict == "recover"
+    world.disconnect()
+    world.forget()
+    world.connect()
+    assert not world.said(m.Lost)
