@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
+from lightkeeper.manager.processes import die_with_parent
 from lightkeeper.simulator.history import plan_history, run_history
 from lightkeeper.simulator.report import Report
 
@@ -57,7 +58,7 @@ def run_all(runs: Runs, workers: int, progress: Callable[[Report, int], None]) -
         return total
     context = multiprocessing.get_context("spawn")
     batches = _batches(runs)
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool:
         running = {pool.submit(run_batch, batch): batch for batch in _some(batches, 2 * workers)}
         while running:
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
