@@ -13,11 +13,11 @@ from lightkeeper.simulator.faults import KINDS
 from lightkeeper.simulator.history import plan_history, run_history, transcript
 from lightkeeper.simulator.run import Runs, run_all
 
-HISTORIES = 1200
+HISTORIES = 2000
 WORKERS = 2
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_histories_with_faults_break_nothing() -> None:
     """Every kind of fault must have struck, and what is shown as a sum must be one."""
     if (chosen := os.environ.get("LIGHTKEEPER_SEED")) is not None:
