@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import exits, local
-from lightkeeper.manager.actions import End, Kill, Note, Tell, ToRanks
+from lightkeeper.manager.actions import AskMembers, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.machine import GroupMachine, RankView
 from lightkeeper.manager.settings import Settings
+from lightkeeper.manager.standing import Word
 from lightkeeper.simulator.clock import Process
 from lightkeeper.simulator.followers import Follower
 from lightkeeper.simulator.network import Stream
@@ -21,6 +23,8 @@ BACKOFF_S = (0.025, 0.25)
 PUSH_S = (0.0001, 0.0005)
 SEES_EXIT_S = (0.001, 0.01)
 SAID_LAST_S = 0.05
+WORD_S = (0.001, 0.2)
+WORDS_S = 0.25  # by then all that are reached have answered
 
 
 class GroupProcess(Process):
@@ -140,9 +144,30 @@ class GroupProcess(Process):
                     rank.die(-9)
             elif isinstance(action, End):
                 self._end(action)
+            elif isinstance(action, AskMembers):
+                self._ask_members(action.membership)
             elif isinstance(action, Note) and self.world.traces:
                 self.world.say(f"{self.incarnation}: {action.event}")
         self.world.checkers.obeyed(self)
+
+    def _ask_members(self, membership: Membership) -> None:
+        """Each member's manager says its word by itself; all of them are in after a while, or missing."""
+        words: dict[str, Word] = {}
+        for member in membership.members:
+            if member.group != self.group:
+                self.clock.after(self.clock.uniform(*WORD_S), self._word_of, member.group, words)
+        self.clock.after(WORDS_S, self._members_say, membership, words)
+
+    def _word_of(self, name: str, words: dict[str, Word]) -> None:
+        there, network = self.world.groups.get(name), self.world.network
+        if there is None or not there.alive or there.frozen or network.apart((self.group, name)) is not None:
+            return
+        machine = there.machine
+        words[name] = Word(there.incarnation, machine.known, machine.promised, machine.ending or "")
+
+    def _members_say(self, membership: Membership, words: dict[str, Word]) -> None:
+        if self.alive and not self.sleeps(self._members_say, membership, words):
+            self.act(self.machine.members_say(membership, words, self.now))
 
     def _end(self, end: End) -> None:
         if not self.alive:
