@@ -50,6 +50,8 @@ class Changes(Joins):
     def _judge(self, now: float) -> list[Action]:
         """Who is gone, and who is asked for a sign of life, by a lighthouse that reigns: others may have them."""
         actions: list[Action] = []
+        if self.newest is None:
+            self._judge_waiting(now)
         if not self.reigns:
             return actions
         members, waited = self._members(), None if self.recovery is None else self.recovery.missing
@@ -65,6 +67,13 @@ class Changes(Joins):
             group.asked(now)
             actions += self._send(group, m.Ask())
         return actions
+
+    def _judge_waiting(self, now: float) -> None:
+        """Who waits for the first epoch and falls silent is not counted on, and not waited for."""
+        for group in self._joined():
+            silent_s = now - group.heard
+            if group.connection is not None and silent_s > self.patience.away_s:
+                group.gone = Gone(f"silent for {silent_s:.1f} s before it was a member", "lease")
 
     # ------------------------------------------------------------ recovery
 

@@ -15,6 +15,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Activated, Note, Record
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
 from lightkeeper.manager import local
+from lightkeeper.manager.machine import ENDS_S_MAX
 from lightkeeper.simulator.state import Part, Reduced, State
 
 if TYPE_CHECKING:
@@ -277,7 +278,7 @@ class Checkers:
                 del self._left_out[incarnation]  # it has ended, or nobody knows that it was left out
             elif not _hear_each_other(found, left_out.lighthouse):
                 left_out.since = world.clock.now
-            elif world.clock.now - left_out.since > limit_s:
+            elif world.clock.now - left_out.since > limit_s + (ENDS_S_MAX if found.machine.errors else 0.0):
                 raise Violation("I2", f"{incarnation} was left out {limit_s:.0f} s ago, is in touch, and goes on")
 
     def _waits_bounded(self, process: GroupProcess) -> None:

@@ -26,7 +26,7 @@ class Liveness:
 
     def __init__(self, world: World, faults: Faults) -> None:
         self.world, self.faults = world, faults
-        self.calm_since = self.members_since = 0.0
+        self.quiet_since = self.calm_since = self.members_since = 0.0
         self.bound_s = world.shape.budget_s + SLACK_S + (MEET_S if world.shape.lighthouses > 1 else 0.0)
         world.clock.after(LOOK_S, self._look)
 
@@ -36,32 +36,36 @@ class Liveness:
         world.checkers.waits()
         if world.over or world.done:
             return
-        if not self._calm():
+        if not self._quiet():
+            self.quiet_since = self.calm_since = now
+        elif not self._may_go_on():
             self.calm_since = now
         if not self._only_followers():
             self.members_since = now
         elif now - self.members_since > self.bound_s and not world.operator_speaks():
             world.start_all_again()
-        stands_s = now - max(self.calm_since, world.checkers.last_commit_s)
-        if stands_s > self.bound_s and world.operator_speaks():
-            self.calm_since = now
+        quiet_s, stands_s = (now - max(t, world.checkers.last_commit_s) for t in (self.quiet_since, self.calm_since))
+        if quiet_s > self.bound_s and world.operator_speaks():
+            self.quiet_since = self.calm_since = now
         elif stands_s > self.bound_s:
             waiting = "; ".join(f"{lh.address}: {lh.machine.waiting(lh.now)}" for lh in world.lighthouses if lh.up)
             raise Violation("liveness", f"nothing was committed for {stands_s:.0f} s, and nothing is wrong ({waiting})")
 
-    def _calm(self) -> bool:
-        """Whether nothing is wrong that excuses a job that stands."""
+    def _quiet(self) -> bool:
+        """Whether nothing is wrong with machines and network: if the job stands, a person looks why."""
         world = self.world
         if world.clock.now < self.faults.last_s or not world.network.whole or world.network.slow_s:
             return False
         groups = living(world)
         if len(groups) < world.shape.minimum or any(g.frozen or any(r.frozen for r in g.ranks) for g in groups):
             return False
-        if any(not lh.up or lh.frozen for lh in world.lighthouses):
-            return False
-        newest = world.checkers.newest
-        if newest is None or not members(world):
-            return len(groups) == world.shape.groups and not self._only_followers()  # a first epoch: all of them
+        return all(lh.up and not lh.frozen for lh in world.lighthouses)
+
+    def _may_go_on(self) -> bool:
+        """Whether nobody's word is needed for the job to go on."""
+        if self.world.checkers.newest is None or not members(self.world):
+            groups = living(self.world)
+            return len(groups) == self.world.shape.groups and not self._only_followers()  # a first epoch: all of them
         return self._may_decide()
 
     def _only_followers(self) -> bool:

@@ -69,6 +69,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "return since is not None",
     ),
     Mutant(
+        "who moved away is waited for before the first epoch",
+        "lighthouse/changes",
+        "if group.connection is not None and silent_s > self.patience.away_s:",
+        "if False:",
+    ),
+    Mutant(
         "its own standstill counts as the others' silence",
         "lighthouse/machine",
         "if gap_s > self.bounds.lease_s / 2:",

@@ -11,7 +11,7 @@ from lightkeeper.lighthouse import messages as m
 def test_the_first_epoch_needs_all_configured_groups() -> None:
     world = World(groups=3)
     world.arrive("g0", "g1")
-    world.pass_s(60, {})
+    world.pass_s(60, {"g0": 0, "g1": 0})
     assert not world.is_asked("g0")
     assert world.reason("g0") == "1 more group: the first epoch needs 3"
     world.arrive("g2")
@@ -38,9 +38,9 @@ def test_a_hello_alone_does_not_count_until_all_ranks_have_registered() -> None:
 def test_after_the_start_window_the_minimum_is_enough_but_not_before() -> None:
     world = World(groups=3, minimum=2)
     world.arrive("g0", "g1", start_window_s=10.0)
-    world.pass_s(9.8)
+    world.pass_s(9.75, {"g0": 0, "g1": 0})
     assert not world.is_asked("g0")
-    world.pass_s(0.4)
+    world.pass_s(0.5, {"g0": 0, "g1": 0})
     world.promise_all()
     assert world.activate("g1").membership.groups == ("g0", "g1")
 
@@ -61,6 +61,30 @@ def test_a_group_that_dies_while_it_waits_to_join_does_not_count_for_ever() -> N
     assert world.is_asked("r1") and world.is_asked("r2")
     world.promise_all()
     assert world.newest.groups == ("r1", "r2")
+
+
+def test_who_falls_silent_while_it_waits_to_join_is_not_waited_for() -> None:
+    """Its host is gone, or it has moved on to another lighthouse and the old stream has yet to break."""
+    world = World(groups=2, minimum=2)
+    world.arrive("r0", "r1")
+    world.promise("r1")
+    world.pass_s(4, {"r1": 0})
+    assert world.machine.newest is None and world.reason("r1") == "1 more group: the first epoch needs 2"
+    world.arrive("r2")
+    for group in ("r1", "r2"):
+        world.promise(group)
+    assert world.newest.groups == ("r1", "r2")
+
+
+def test_who_is_heard_again_after_its_silence_counts_again() -> None:
+    world = World(groups=2, minimum=2)
+    world.arrive("r0", "r1")
+    world.promise("r1")
+    world.pass_s(4, {"r1": 0})
+    world.beat("r0", 0)
+    for group in ("r0", "r1"):
+        world.promise(group)
+    assert world.newest.groups == ("r0", "r1")
 
 
 def test_a_group_that_returns_while_it_waits_to_join_counts_again() -> None:
@@ -102,9 +126,9 @@ def test_the_start_window_counts_from_the_first_group_that_is_still_there() -> N
     world.cut("g0")
     world.pass_s(60)
     world.arrive("g1", start_window_s=10.0)
-    world.pass_s(1)
+    world.pass_s(1, {"g1": 0})
     assert not world.is_asked("g1"), "g1 starts alone at once, since g0 had come a minute ago"
-    world.pass_s(10)
+    world.pass_s(10, {"g1": 0})
     assert world.is_asked("g1")
 
 

@@ -190,8 +190,9 @@ class World:
         epoch: int | None = None,
         stopped_ms: int = 0,
     ) -> None:
-        number = epoch if epoch is not None else self.newest.epoch.number
-        self.say(speaker, m.Beat(number, step, phase, waiting_ms, stopped_ms))
+        if epoch is None:
+            epoch = 0 if self.machine.newest is None else self.newest.epoch.number
+        self.say(speaker, m.Beat(epoch, step, phase, waiting_ms, stopped_ms))
 
     def fail(
         self, speaker: str, step: int = 0, error: str = "connection closed by peer", suspects: tuple[str, ...] = ()
