@@ -103,7 +103,8 @@ class Job:
             if self.recovery.missing:
                 return self.recovery.missing, "their promise", since_s
             if not self._may_leave_out():
-                return self._unanswered(), MAY_NOT, since_s
+                missing = self._unanswered()
+                return missing, self._why_not(missing), since_s
             silent = tuple(g.name for g in self._members() if g.gone is None and g.name not in self.recovery.asked)
             if silent:
                 return silent, "silent; they are left out once their lease has passed", since_s
@@ -111,8 +112,8 @@ class Job:
             return ("any group",), f"at least {minimum} groups", since_s
         joined = self._joined()
         if self.newest is None and self.config is not None and joined:
-            missing = self.config.groups - len(joined)
-            whom = f"{missing} more group{'s' if missing > 1 else ''}"
+            more = self.config.groups - len(joined)
+            whom = f"{more} more group{'s' if more > 1 else ''}"
             since_s = now - min(group.joined_s for group in joined)
             return (whom,), f"the first epoch needs {self.config.groups}", since_s
         return self._waiting_for_members(now)
@@ -123,7 +124,11 @@ class Job:
             return (), "", 0.0
         calling = any(self._called(name, now) for name in self.newest.groups)
         if not self.reigns and calling and (missing := self._unanswered()):
-            return missing, MAY_NOT, now - max((g.heard for n in missing if (g := self.groups.get(n))), default=now)
+            return (
+                missing,
+                self._why_not(missing),
+                now - max((g.heard for n in missing if (g := self.groups.get(n))), default=now),
+            )
         outside = [group for group in self._joined() if group.in_touch and self._member(group.name) is None]
         if outside and not any(group.in_touch for group in self._members()):
             silent = tuple(group.name for group in self._members() if group.gone is None)
@@ -218,6 +223,13 @@ class Job:
     def _needs(self, hello: m.Hello) -> bool:
         """Whether a take-over needs this manager's word."""
         return any(member.incarnation == hello.incarnation for member in self._needed())
+
+    def _why_not(self, missing: tuple[str, ...]) -> str:
+        again = [name for name in missing if (g := self.groups.get(name)) and g.in_touch and self._member(name) is None]
+        if not again:
+            return MAY_NOT
+        names = ", ".join(again)
+        return f"the earlier processes of {names} may still live; `lightkeeper fence` says that they are gone, and those here stay"
 
     def _called(self, name: str, now: float) -> bool:
         """Whether a group is in touch, or has called so lately that it will again."""
