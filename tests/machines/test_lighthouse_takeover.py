@@ -358,6 +358,8 @@ def test_who_returns_where_its_end_was_not_seen_is_not_taken_for_the_one_that_is
     come(world, "g0", "g1")
     world.pass_s(10, {"g0": 5, "g1": 5})
     world.arrive("g2/i2")
+    for group in ("g0", "g1"):
+        world.promise(group, 4)
     world.pass_s(2, {"g0": 5, "g1": 5, "g2/i2": 0})
     assert world.reason("g0").startswith("g2: the earlier processes of g2 may still live; `lightkeeper fence`")
     assert world.fence("g2", "ann") == ""
