@@ -57,6 +57,7 @@ class Answers:
         self.votes: dict[int, local.Vote] = {}
         self.waiting: dict[int, float] = {}
         self.built: set[int] = set()
+        self.unbuilt: m.Unbuilt | None = None  # the last word on a planned epoch that cannot be built here
         self.decision: tuple[tuple[int, int, int], local.Answer] | None = None
         self.attempt = 0
         self.errors: dict[int, local.RankError] = {}

@@ -69,6 +69,8 @@ class GroupMachine(Votes):
             )
         if self.lost_why and self.known is None:
             actions.append(Tell(m.Lost(self.lost_why)))
+        if self.unbuilt is not None and self.prepared and self.unbuilt.epoch == self.prepared[-1].epoch:
+            actions.append(Tell(self.unbuilt))
         if self.leaving:
             actions.append(Tell(m.Leave(self.leaving)))
         if self.suspended and self.known is not None:
@@ -236,7 +238,8 @@ class GroupMachine(Votes):
                 self.built.add(rank)
         elif isinstance(message, local.BuildFailed):
             if self.prepared and message.epoch == self.prepared[-1].epoch.number:
-                actions.append(Tell(m.Unbuilt(self.prepared[-1].epoch, f"rank {rank}: {message.error}")))
+                self.unbuilt = m.Unbuilt(self.prepared[-1].epoch, f"rank {rank}: {message.error}")
+                actions.append(Tell(self.unbuilt))
         elif isinstance(message, local.RankError):
             self.errors[rank] = message
             self._raised_s = now

@@ -209,6 +209,21 @@ def test_a_change_of_a_planned_epoch_waits_for_the_entry_that_activates_its_base
     assert world.answer().ready == 3
 
 
+def test_a_build_that_failed_while_the_stream_was_broken_is_told_on_the_next() -> None:
+    world = GroupWorld()
+    world.start()
+    world.plan(2, "g0", "g1", base=1)
+    world.disconnect()
+    world.rank_says(0, local.BuildFailed(epoch=2, error="no connection to g0"))
+    world.forget()
+    world.connect()
+    assert world.said(m.Unbuilt) == [m.Unbuilt(epoch(2), "rank 0: no connection to g0")]
+    world.plan(3, "g0", "g1", base=1)
+    world.forget()
+    world.connect()
+    assert not world.said(m.Unbuilt), "the change was prepared anew"
+
+
 def test_the_same_planned_prepare_again_builds_nothing_anew() -> None:
     world = GroupWorld()
     world.start()
