@@ -42,9 +42,14 @@ class Activated:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Log, fsynced: the job has ended; the next epoch is a first one."""
+    """Log, fsynced: the job has ended; the next epoch is a first one.
+
+    Attributes:
+        ok: whether its last step is final; who was a member may still come to close it.
+    """
 
     reason: str
+    ok: bool = False
 
 
 @dataclass(frozen=True, slots=True)

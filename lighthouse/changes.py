@@ -10,7 +10,15 @@ from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promi
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.joins import Joins
 from lightkeeper.lighthouse.names import Epoch, Member, Membership
-from lightkeeper.lighthouse.recovery import Contradiction, Recovery, conclude, most_blamed, newest_known, unheard
+from lightkeeper.lighthouse.recovery import (
+    Contradiction,
+    Recovery,
+    conclude,
+    most_blamed,
+    newest_known,
+    of_one_history,
+    unheard,
+)
 from lightkeeper.lighthouse.silence import Look
 
 COULD_NOT_FOLLOW = "it lost the entries before the one that made it a member"
@@ -108,6 +116,8 @@ class Changes(Joins):
         if any(group.gone is None and group.name not in recovery.asked for group in self._members()):
             return []  # silent, but not yet long enough to be left out
         candidates = self._candidates()
+        if self.newest is None:
+            candidates = of_one_history(candidates, promises)
         assert self.config is not None
         try:
             concluded = conclude(candidates, promises)
@@ -253,6 +263,7 @@ class Changes(Joins):
     def _forget(self, reason: str) -> list[Action]:
         """The job has no living member: the next epoch is a first one."""
         self.ended = reason
+        self._break_off(ok=False)
         self._clear()
         self.groups = {g.name: g for g in self.groups.values() if g.in_touch}
         for group in self.groups.values():  # they wait for the next first epoch
@@ -260,6 +271,10 @@ class Changes(Joins):
             if self.reference is None and group.join is not None:
                 self.reference = (group.name, group.join)
         return [Ended(reason), Note("job_stopped", {"reason": reason, "ok": False})]
+
+    def _break_off(self, ok: bool) -> None:
+        if self.newest is not None and not ok:
+            self.broken_off = self.newest.epoch
 
     def _same_error_everywhere(self, error: m.UserError) -> list[Action]:
         """The same exception in all groups at one step is the job's bug: say so and do not heal."""
@@ -276,7 +291,8 @@ class Changes(Joins):
 
     def _stop(self, reason: str, ok: bool) -> list[Action]:
         self.stopped = m.Stop(reason, ok)
-        actions: list[Action] = [Ended(reason), Note("job_stopped", {"reason": reason, "ok": ok})]
+        self._break_off(ok)
+        actions: list[Action] = [Ended(reason, ok), Note("job_stopped", {"reason": reason, "ok": ok})]
         return actions + self._end(self._ticked_s)
 
     def _end(self, now: float) -> list[Action]:

@@ -58,6 +58,7 @@ class Job:
         self.fenced: dict[str, str] = {}  # incarnations that are to be fenced should they come, and why
         self.dead: dict[str, str] = {}  # those that are, by the word of somebody who knows
         self.ended = ""  # how the job ended last
+        self.broken_off = history.broken_off
         self._said_s = now
         self._ticked_s = now
         self._quiet = False  # whether the last look found that nothing can change by itself
@@ -229,7 +230,7 @@ class Job:
         if not again:
             return MAY_NOT
         names = ", ".join(again)
-        return f"the earlier processes of {names} may still live; `lightkeeper fence` says that they are gone, and those here stay"
+        return f"the earlier processes of {names} may still live; `lightkeeper fence` says that they are gone"
 
     def _called(self, name: str, now: float) -> bool:
         """Whether a group is in touch, or has called so lately that it will again."""

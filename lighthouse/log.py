@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,6 +26,7 @@ class JobHistory:
     """What the log knows of a job.
 
     Attributes:
+        broken_off: newest epoch of a job that ended before its last step: nobody goes on from it, or from one below.
         reigns: whether no other lighthouse is known to have been obeyed since the newest membership was logged.
     """
 
@@ -33,6 +34,11 @@ class JobHistory:
     membership: Membership | None = None
     prepared: list[Membership] = field(default_factory=list)
     reigns: bool = True
+    broken_off: Epoch | None = None
+
+    def copy(self) -> JobHistory:
+        """The same, to be changed apart from this one."""
+        return replace(self, prepared=list(self.prepared))
 
     def apply(self, record: Record) -> None:
         """Takes one record in."""
@@ -47,6 +53,8 @@ class JobHistory:
             self.highest = max(self.highest, record.membership.epoch.number)
             self.prepared = [p for p in self.prepared if p.base == record.membership.epoch]
         else:
+            if self.membership is not None and not record.ok:
+                self.broken_off = self.membership.epoch
             self.membership, self.prepared, self.reigns = None, [], True
 
 
@@ -146,7 +154,7 @@ def _encode(record: Record) -> dict[str, Any]:
         return {"kind": "activated", "membership": _membership_out(record.membership)}
     if isinstance(record, Superseded):
         return {"kind": "superseded"}
-    return {"kind": "ended", "reason": record.reason}
+    return {"kind": "ended", "reason": record.reason, "ok": record.ok}
 
 
 def _decode(raw: dict[str, Any]) -> Record:
@@ -155,7 +163,7 @@ def _decode(raw: dict[str, Any]) -> Record:
     if raw["kind"] == "activated":
         return Activated(_membership_in(raw["membership"]))
     if raw["kind"] == "ended":
-        return Ended(raw["reason"])
+        return Ended(raw["reason"], raw.get("ok", False) is True)
     if raw["kind"] == "superseded":
         return Superseded()
     raise LogError(f"the lighthouse log holds a record of kind {raw['kind']!r}, which this version does not know")

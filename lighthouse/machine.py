@@ -19,7 +19,7 @@ from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
 from lightkeeper.lighthouse.names import Epoch, Term
 from lightkeeper.lighthouse.signature import differences
 from lightkeeper.lighthouse.silence import stands
-from lightkeeper.lighthouse.takeover import LEFT_OUT, ON_ITS_WAY
+from lightkeeper.lighthouse.takeover import LEFT_OUT, ON_ITS_WAY, OVER
 
 REPEAT_S = 1.0
 STRANGERS_KEPT_MAX = 1_000
@@ -175,6 +175,10 @@ class JobMachine(Changes):
             asks = self._ask_former(current, now) if refused.retry else []
             note = Note("refused", {"group": hello.group, "incarnation": hello.incarnation, "reason": refused.reason})
             return [*asks, note, Send(connection, refused), Close(connection)]
+        if self._is_over(hello):
+            self.highest = max(self.highest, hello.promised)
+            self._remember_fenced(hello.incarnation, OVER)
+            return [Send(connection, m.Fence(OVER)), Close(connection)]
         actions = self._learn(hello)
         if self._left_out(hello):
             self._remember_fenced(hello.incarnation, LEFT_OUT)
@@ -375,7 +379,7 @@ class JobMachine(Changes):
         if self.newest is None or self.stopped is not None:
             return []
         self.stopped = m.Stop(f"finished: step {finished.step} is final", ok=True)
-        return [Ended(self.stopped.reason), Note("finished", {"group": group.name, "step": finished.step})]
+        return [Ended(self.stopped.reason, ok=True), Note("finished", {"group": group.name, "step": finished.step})]
 
     def _lost(self, group: Group, lost: m.Lost, now: float) -> list[Action]:
         if self._member(group.name) is not None:  # taken in, but it cannot become what the others take it for

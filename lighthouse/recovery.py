@@ -95,6 +95,24 @@ def _speaks_for(membership: Membership, member: Member, promises: Mapping[str, P
     return promise is not None and (promise.known is not None or membership.base is None)
 
 
+def of_one_history(candidates: Sequence[str], promises: Mapping[str, Promise]) -> list[str]:
+    """Who begins a job: those that hold the newest entry that any of them has (or all, if none has any).
+
+    Joiners outlive the members that they followed, each with the entries that it got; the others heal from these.
+
+    Args:
+        candidates: promisers, in slot order.
+        promises: group to its promise, for every candidate.
+    """
+    newest = max((p.last for g in candidates if (p := promises[g]).last is not None), key=_age, default=None)
+    return [group for group in candidates if promises[group].last == newest]
+
+
+def _age(entry: Entry | None) -> tuple[Epoch, int]:
+    assert entry is not None
+    return entry.epoch, entry.step
+
+
 def conclude(candidates: Sequence[str], promises: Mapping[str, Promise]) -> Conclusion:
     """What the next epoch does first.
 

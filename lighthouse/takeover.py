@@ -28,6 +28,7 @@ from lightkeeper.lighthouse.names import Membership
 FENCED_KEPT_MAX = 10_000
 VISITS_MAX = 10_000
 ON_ITS_WAY = "it was on its way out when this lighthouse first heard of it"
+OVER = "the job that it was in has ended, and nobody goes on from there; start this group again"
 LEFT_OUT = "the job has gone on without it under another lighthouse"
 
 
@@ -169,6 +170,12 @@ class TakeOver(Job):
         return f"{self.config.groups - len(here)} more groups" if waited else ""
 
     # ------------------------------------------------------------ who is gone for good
+
+    def _is_over(self, hello: m.Hello) -> bool:
+        """Whether it comes from a job that has ended since, before its last step."""
+        if hello.known is None or self.broken_off is None or self.stopped is not None:
+            return False
+        return hello.known.epoch <= self.broken_off
 
     def _left_out(self, hello: m.Hello) -> bool:
         """Whether it was a member, and another lighthouse has gone on without it."""

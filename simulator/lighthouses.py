@@ -69,7 +69,7 @@ class Lighthouse(Process):
         term = Term(disk.number, disk.lighthouse)
         self.world.checkers.reigns(term)
         history = disk.history
-        copy = JobHistory(history.highest, history.membership, list(history.prepared), history.reigns)
+        copy = history.copy()
         bounds = Patient(shape.lease_s, shape.beat_s) if shape.times > 1 else Bounds(shape.lease_s, shape.beat_s)
         self.machine = JobMachine("job", term, copy, bounds, self.now)
         self.world.say(f"{self.address} starts as {term}, {'with its log' if keep else 'with an empty disk'}")

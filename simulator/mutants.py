@@ -75,6 +75,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     Mutant(
+        "who comes from a job that broke off goes on with it",
+        "lighthouse/takeover",
+        "return hello.known.epoch <= self.broken_off",
+        "return False",
+    ),
+    Mutant(
+        "joiners of two histories begin one job",
+        "lighthouse/changes",
+        "candidates = of_one_history(candidates, promises)",
+        "pass",
+    ),
+    Mutant(
         "its own standstill counts as the others' silence",
         "lighthouse/machine",
         "if gap_s > self.bounds.lease_s / 2:",

@@ -253,3 +253,21 @@ def test_a_planned_change_that_came_into_force_meanwhile_is_taken_from_the_membe
     world.pass_s(5, {"g0": 5}, waiting_ms=5000)
     world.promise("g0", 4)
     assert world.newest.groups == ("g0",), "prepared by its own log: it may leave out"
+
+
+def test_who_was_left_out_of_a_job_that_ended_since_does_not_go_on_with_it() -> None:
+    """g1 is cut off and left out; g0 dies, which ends the job. What g1 still knows is over, also after a restart."""
+    for restarts in (False, True):
+        world = World(groups=2)
+        first = world.start()
+        known = world.newest
+        world.cut("g1")
+        world.pass_s(5, {"g0": 3}, waiting_ms=5000)
+        world.promise("g0", 2)
+        assert world.newest.groups == ("g0",)
+        world.die("g0")
+        assert world.machine.newest is None and world.machine.broken_off > first
+        if restarts:
+            world.restart()
+        world.arrive("g1", known=known, acknowledged=first.term)
+        assert world.told("g1", m.Fence) and world.machine.newest is None

@@ -39,7 +39,7 @@ class Lighthouse:
         self.starts += 1
         if not keep:
             self.disk, self.name, self.starts = JobHistory(), self.name + "'", 1
-        copy = JobHistory(self.disk.highest, self.disk.membership, list(self.disk.prepared), self.disk.reigns)
+        copy = self.disk.copy()
         self.machine = JobMachine("job", Term(self.starts, self.name), copy, Bounds(LEASE_S, 0.2), self.world.now)
 
     def act(self, actions: list[Any]) -> None:

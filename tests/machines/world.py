@@ -62,7 +62,7 @@ class World:
         number = self.term.number + 1 if log else 1
         self.term = Term(number, lighthouse or (self.term.lighthouse if log else "other"))
         kept = self.history if log else JobHistory()
-        self.history = JobHistory(kept.highest, kept.membership, list(kept.prepared), kept.reigns)
+        self.history = kept.copy()
         self.machine = JobMachine("job", self.term, self.history, Bounds(self.lease_s, BEAT_S), self.now)
         self.connections.clear()
         self.sent.clear()

@@ -256,7 +256,7 @@ class Play:
     def _start(self, name: str, disk: JobHistory) -> None:
         self.starts += 1
         self.name, self.disk = name, disk
-        known = JobHistory(disk.highest, disk.membership, list(disk.prepared))
+        known = disk.copy()
         self.lighthouse = JobMachine("job", Term(self.starts, name), known, Bounds(LEASE_S, BEAT_S), self.now)
 
     def _connect(self, group: Group) -> None:

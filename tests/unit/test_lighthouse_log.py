@@ -49,9 +49,13 @@ def test_an_end_forgets_the_members_but_not_the_numbers(tmp_path: Path) -> None:
     log = LighthouseLog(tmp_path)
     log.append("a", Promised(4))
     log.append("a", Activated(membership(4)))
-    log.append("a", Ended("finished"))
+    log.append("a", Ended("finished", ok=True))
+    log.append("b", Activated(membership(5)))
+    log.append("b", Ended("no group is left"))
     log.close()
-    assert reopened(tmp_path).jobs["a"] == JobHistory(4, None, [])
+    jobs = reopened(tmp_path).jobs
+    assert jobs["a"] == JobHistory(4, None, [])
+    assert jobs["b"] == JobHistory(5, None, [], broken_off=membership(5).epoch), "nobody goes on from that"
 
 
 def test_every_start_is_a_higher_term_of_the_same_lighthouse(tmp_path: Path) -> None:

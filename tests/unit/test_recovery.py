@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightkeeper.lighthouse.messages import Promise
 from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term
-from lightkeeper.lighthouse.recovery import Contradiction, conclude, most_blamed, newest_known, unheard
+from lightkeeper.lighthouse.recovery import Contradiction, conclude, most_blamed, newest_known, of_one_history, unheard
 
 TERM = Term(1, "lh")
 
@@ -137,6 +137,15 @@ def test_the_first_step_may_be_one_ahead_of_those_who_have_none() -> None:
 def test_contradictions_are_told(promises: dict[str, Promise], line: str) -> None:
     with pytest.raises(Contradiction, match=line):
         conclude(["g0", "g1"], promises)
+
+
+def test_who_begins_a_job_holds_the_newest_entry_that_anybody_has() -> None:
+    """Two joiners outlive the members that they followed; one of them has an entry that the other never got."""
+    fresh = {"g0": promise(), "g1": promise()}
+    assert of_one_history(["g0", "g1"], fresh) == ["g0", "g1"]
+    promises = {"g0": promise(7, entry=3), "g1": promise(7, entry=1), "g2": promise(), "g3": promise(7, entry=3)}
+    assert of_one_history(["g0", "g1", "g2", "g3"], promises) == ["g0", "g3"]
+    assert of_one_history(["g0", "g1"], {"g0": promise(6, entry=3), "g1": promise(7, entry=3)}) == ["g1"]
 
 
 def test_the_newest_is_the_highest_that_anybody_names() -> None:
