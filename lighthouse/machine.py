@@ -364,6 +364,7 @@ class JobMachine(Changes):
 
     def _died(self, group: Group, died: m.Died, now: float) -> list[Action]:
         group.gone = Gone(died.cause, "manager", died.phase, died.step)
+        self._remember_word(group.incarnation, died.cause)
         actions: list[Action] = [self._lost_note(group)]
         if died.error is not None:
             self.errors[group.name] = died.error

@@ -217,8 +217,12 @@ class TakeOver(Job):
     def _remember_fenced(self, incarnation: str, reason: str) -> None:
         _keep(self.fenced, incarnation, reason)
 
-    def _remember_dead(self, incarnation: str, reason: str) -> None:
+    def _remember_word(self, incarnation: str, reason: str) -> None:
+        """Its own word that it is dead outlives its place here: its peers' last words may name it a member yet."""
         _keep(self.dead, incarnation, reason)
+
+    def _remember_dead(self, incarnation: str, reason: str) -> None:
+        self._remember_word(incarnation, reason)
         _keep(self.fenced, incarnation, reason)
 
     def _send(self, group: Group, message: m.ToManager) -> list[Action]:

@@ -54,6 +54,21 @@ def test_joiners_that_wait_start_the_job_anew_when_the_last_member_dies() -> Non
     assert world.asked("g1/i2") == world.asked("g0/i2"), "its hello and its join were not forgotten"
 
 
+def test_last_words_do_not_bring_a_job_back_whose_members_have_all_said_that_they_are_dead() -> None:
+    """g0 dies before it has read of the epoch without g1, and its last words name g1 a member."""
+    world, first = running()
+    world.die("g1", step=3)
+    world.promise("g0", 2)
+    world.arrive("g1/i2")
+    world.die("g0", step=3)
+    world.hello("g0", known=first, died=m.Died("rank 0 was killed by SIGKILL", 0, "reduce", 3))
+    world.arrive("g0/i2")
+    assert world.asked("g1/i2") == world.asked("g0/i2"), "nobody waits for g1/i1, which has said that it is dead"
+    world.promise("g0/i2")
+    world.promise("g1/i2")
+    assert world.newest.base is None and [member.incarnation for member in world.newest.members] == ["i2", "i2"]
+
+
 def test_a_member_evicted_for_its_silence_is_not_known_to_be_gone() -> None:
     """g1 was silent while g0 stood; then g0 died. g1 may train on alone."""
     world, membership = running()
