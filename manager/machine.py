@@ -328,6 +328,8 @@ class GroupMachine(Votes):
         stopped_s = max((view.stopped_s for view in views.values()), default=0.0)
         phases = [view.phase for view in views.values()]
         phase = next((p for p in phases if p == "compute"), phases[0] if phases else "start")
+        if phase == "follow" and self.lost:
+            phase = "heal"  # another rank needs a fresh copy: the group cannot be taken in
         number = 0 if self.known is None else self.known.epoch.number
         return m.Beat(number, self.step, phase, round(waiting_s * 1000), round(stopped_s * 1000))
 

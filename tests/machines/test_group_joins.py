@@ -7,6 +7,7 @@ import pytest
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Entry, Member
 from lightkeeper.manager import exits, local
+from lightkeeper.manager.machine import RankView
 from tests.machines.groupworld import TOTAL, GroupWorld, epoch
 from tests.machines.world import World
 
@@ -89,6 +90,17 @@ def test_each_rank_is_told_to_heal_from_the_same_rank_of_every_donor(ranks: int)
         assert answer.verdict == "heal" and answer.source.step == 5
         assert answer.source.donors == (("g0", f"g0:{10 + rank}"), ("g2", f"g2:{10 + rank}"))
     assert len(world.said(m.Join)) == 1 and not world.ended
+
+
+def test_a_group_one_of_whose_ranks_has_lost_the_entries_does_not_say_that_it_follows() -> None:
+    """Rank 1 still waits for the next entry; a lighthouse that reads `follow` would wait for the group's promise."""
+    world = healed(ranks=2)
+    views = {rank: RankView("follow", 5, 0.0, 0.0) for rank in (0, 1)}
+    world.pass_s(1, views)
+    assert world.said(m.Beat)[-1].phase == "follow"
+    joiner_votes(world, "lost", 5, rank=0, error="no donor has the entry that follows")
+    world.pass_s(1, views)
+    assert world.said(m.Beat)[-1].phase == "heal"
 
 
 def test_it_waits_for_the_word_where_to_heal_from() -> None:
