@@ -264,13 +264,17 @@ class Changes(Joins):
         """The job has no living member: the next epoch is a first one."""
         self.ended = reason
         self._break_off(ok=False)
+        fences: list[Action] = []
+        for group in self.groups.values():  # gone for the job, and still here: nobody will speak to them again
+            if group.connection is not None and group.gone is not None:
+                fences += self._fence(group, group.gone.cause)
         self._clear()
         self.groups = {g.name: g for g in self.groups.values() if g.in_touch}
         for group in self.groups.values():  # they wait for the next first epoch
             self.config = self.config or group.hello
             if self.reference is None and group.join is not None:
                 self.reference = (group.name, group.join)
-        return [Ended(reason), Note("job_stopped", {"reason": reason, "ok": False})]
+        return [Ended(reason), Note("job_stopped", {"reason": reason, "ok": False}), *fences]
 
     def _break_off(self, ok: bool) -> None:
         if self.newest is not None and not ok:

@@ -149,3 +149,16 @@ def test_a_group_that_died_twice_within_ten_minutes_is_held_back() -> None:
     assert (waiting.whom, waiting.why) == (("g2",), "lost 2 times within 10 minutes: held back for 5 s")
     world.pass_s(6, {"g0": 30, "g1": 30, "g2/i3": 0})
     assert world.told("g2/i3", m.Heal)
+
+
+def test_a_joiner_that_could_not_follow_is_told_when_the_last_member_dies() -> None:
+    """It was taken in, lost the entries, and is no member that anybody can heal from: else it waits for ever."""
+    world = without_g2()
+    world.arrive("g2/i2")
+    world.beat("g2/i2", 12, "follow", epoch=0)
+    planned = world.planned("g0")
+    world.beat("g0", 13, epoch=planned.epoch.number)
+    world.say("g2/i2", m.Lost("no donor is left"))
+    for group in ("g0", "g1"):
+        world.die(group)
+    assert world.machine.newest is None and world.told("g2/i2", m.Fence)
