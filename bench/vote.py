@@ -17,7 +17,7 @@ from lightkeeper.bench._trainers import Trainers, say
 from lightkeeper.lighthouse.log import LighthouseLog
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
 from lightkeeper.lighthouse.service import LighthouseService, add_to
-from lightkeeper.wire import CHANNEL_OPTIONS
+from lightkeeper.wire import SERVER_OPTIONS
 
 STEPS = 500
 WARM_STEPS = 50
@@ -123,7 +123,7 @@ class CountingLighthouse:
             return received(machine, connection, group, message, now)
 
         JobMachine.received = counting  # type: ignore[method-assign, assignment]
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         add_to(server, service)
         await server.start()

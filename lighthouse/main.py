@@ -16,7 +16,7 @@ from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.log import LighthouseLog, LogError
 from lightkeeper.lighthouse.machine import Bounds
 from lightkeeper.lighthouse.service import LighthouseService, add_to
-from lightkeeper.wire import CHANNEL_OPTIONS, join_address, split_address
+from lightkeeper.wire import SERVER_OPTIONS, join_address, split_address
 from lightkeeper.words import say
 
 
@@ -62,7 +62,7 @@ async def _serve(options: Options, events: EventLog | None) -> int:
     host, port = split_address(options.bind)
     bounds = options.bounds
     log = LighthouseLog(options.log)
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     try:
         port = server.add_insecure_port(join_address(host, port))
     except RuntimeError as error:

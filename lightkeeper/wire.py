@@ -15,19 +15,36 @@ TOKEN_KEY = "lightkeeper-token"
 JOB_KEY = "lightkeeper-job"
 MESSAGE_BYTES_MAX = 4 << 20
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+_COMMON: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.enable_http_proxy", 0),  # the control plane never goes through a proxy
     ("grpc.so_reuseport", 0),  # two servers on one port must not share it silently
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+# A frozen lighthouse keeps its sockets open; only a ping that stays unanswered tells. Such a stream breaks 3 to 5 s
+# after the freeze (measured), a freeze of less than 3 s breaks none. `keepalive_timeout_ms` has no say in it.
+PING_S = 2.0
+PONG_S_MAX = 3.0
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON,
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 250),
+    ("grpc.keepalive_time_ms", round(1000 * PING_S)),
+    ("grpc.keepalive_timeout_ms", round(1000 * PONG_S_MAX)),
+    ("grpc.http2.ping_timeout_ms", round(1000 * PONG_S_MAX)),
+)
+
+# Whether a manager is silent is for the membership machine to judge: a server's own pings only find dead sockets.
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON,
     ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 4_000),
+    ("grpc.http2.ping_timeout_ms", 60_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),  # else it takes the clients' pings for an attack
+    ("grpc.http2.max_ping_strikes", 0),
 )
 
 

@@ -30,7 +30,7 @@ from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
 from lightkeeper.manager.progress import read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
-from lightkeeper.wire import CHANNEL_OPTIONS, join_address, metadata, own_address_towards
+from lightkeeper.wire import SERVER_OPTIONS, join_address, metadata, own_address_towards
 from lightkeeper.words import say
 
 LOOK_S = 0.1  # between two looks at what the ranks do
@@ -72,7 +72,7 @@ class ManagerService:
                 s.run_folder, f"manager {s.group}", job=s.job, group=s.group, incarnation=self.incarnation
             )
         host = s.host or own_address_towards(addresses_at_start(s.lighthouse))
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         self.keys = KeyService(s.token, s.job, self._unauthorised, self._state)
         self.keys.add_to(server)
         port = server.add_insecure_port(join_address(host, 0))

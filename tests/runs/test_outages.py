@@ -211,6 +211,43 @@ def test_a_death_while_all_are_away_is_told_to_the_standby_by_the_dead_groups_ow
     facts.near(gold(steps=STEPS), "g0")
 
 
+def test_a_frozen_lighthouse_is_left_for_the_standby(job: Job, gold) -> None:
+    """The one that reigns hangs with its sockets open: a death is recovered by the other, which nobody froze."""
+    first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
+    job.settings.update(lighthouse=f"{first},{spare}", outage_budget_s=40)
+    job.start_all(3, fault="kill:g2:reduce:12", steps=STEPS, delay=0.1)
+    job.wait_for(schema.Committed, group="g0", step=3)
+    os.kill(job.lighthouses[0].pid, signal.SIGSTOP)
+    job.wait_for(schema.ReduceFailed, group="g0")
+    took = job.wait_for(schema.TookOver)
+    job.wait("g0")
+    os.kill(job.lighthouses[0].pid, signal.SIGCONT)
+    facts = job.finish()
+    facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
+    assert facts.lost["g2"].detected_by == "manager" and took.members == ("g0", "g1", "g2")
+    assert facts.epochs[-1].first_step == 12
+    check_rises(facts)
+    facts.near(gold(steps=STEPS), "g0")
+
+
+def test_without_a_death_a_frozen_lighthouse_costs_nothing(job: Job, calm: Callable[..., dict[int, str]]) -> None:
+    """A freeze of a second breaks no stream; in a longer one all move to the standby while they train on."""
+    first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
+    job.settings["lighthouse"] = f"{first},{spare}"
+    job.start_all(3, steps=120, delay=0.1)
+    job.wait_for(schema.Committed, group="g0", step=3)
+    os.kill(job.lighthouses[0].pid, signal.SIGSTOP)
+    time.sleep(1.0)  # the fault: a short one
+    os.kill(job.lighthouses[0].pid, signal.SIGCONT)
+    at = committed(job, "g0")
+    job.until(lambda: committed(job, "g0") >= at + 10, "it trains on")
+    assert not any("is not reachable" in job.said(group) for group in names(3))
+    os.kill(job.lighthouses[0].pid, signal.SIGSTOP)
+    job.wait_for(schema.TookOver)
+    os.kill(job.lighthouses[0].pid, signal.SIGCONT)
+    check_undisturbed(job.finish(60), calm(120), 120)
+
+
 def test_the_operator_fences_who_cannot_answer(job: Job, gold) -> None:
     """g2 dies with its manager: the standby waits, and says for whom, until the operator speaks."""
     first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")

@@ -32,7 +32,7 @@ from lightkeeper.lighthouse.service import (
     add_to,
 )
 from lightkeeper.protos import lighthouse_pb2, lighthouse_pb2_grpc
-from lightkeeper.wire import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX, TOKEN_KEY, metadata
+from lightkeeper.wire import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX, SERVER_OPTIONS, TOKEN_KEY, metadata
 
 BOUND_S = 20.0
 TOKEN = "secret"
@@ -56,7 +56,7 @@ async def serving(folder: Path | None = None, events: EventLog | None = None) ->
     log = LighthouseLog(folder)
     said: list[str] = []
     service = LighthouseService(log, Bounds(2.0, 0.1), TOKEN, events, said.append)
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     add_to(server, service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -19,7 +19,7 @@ from lightkeeper.lighthouse.service import LighthouseService, add_to
 from lightkeeper.manager.link import OUTBOX_MAX, LighthouseLink
 from lightkeeper.manager.machine import GroupMachine
 from lightkeeper.manager.settings import Settings
-from lightkeeper.wire import CHANNEL_OPTIONS
+from lightkeeper.wire import SERVER_OPTIONS
 
 BOUND_S = 20.0
 TOKEN = "secret"
@@ -50,7 +50,7 @@ class End:
 
 async def start(port: int = 0, say: Callable[[str], None] = lambda line: None) -> tuple[Any, LighthouseService, int]:
     service = LighthouseService(LighthouseLog(None), Bounds(2.0, 0.1), TOKEN, None, say)
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     _servers.append(server)
     add_to(server, service)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
