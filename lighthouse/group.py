@@ -71,9 +71,9 @@ class Group:
 
     def steps_on(self, beat: Beat, now: float) -> None:
         """Takes a beat in; `pace_s` becomes the seconds per step between beats that show progress."""
-        before = self.beat.step if self.beat is not None else 0
-        if self.beat is None or beat.step > before:
-            if self.stepped_s and beat.step > before:
+        before = self.beat.step if self.beat is not None else -1
+        if beat.step > before:
+            if self.stepped_s and self.beat is not None:
                 self.pace_s = (now - self.stepped_s) / (beat.step - before)
             self.stepped_s = now
         self.beat = beat

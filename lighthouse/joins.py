@@ -39,7 +39,9 @@ class Joins(TakeOver):
             return []
         actions: list[Action] = []
         if self.copied in (None, BEFORE):
-            self.copied = self._boundary()
+            if (boundary := self._boundary()) is None:
+                return []
+            self.copied = boundary
             for group in self._members():
                 actions += self._send(group, m.Copy(self.newest.epoch, self.copied))
         first = next((g for g in self._members() if g.join is not None), None)
@@ -67,13 +69,18 @@ class Joins(TakeOver):
         outside = [g for g in self.groups.values() if g.in_touch and g.gone is None and self._member(g.name) is None]
         return bool(behind) or any(g.join is not None or g.healing is not None for g in outside)
 
-    def _boundary(self) -> int:
-        """A boundary that no member has passed when the word reaches it; now, if all of them stand."""
-        steps = [group.beat.step for group in self._members() if group.beat is not None]
-        highest = max(steps, default=0)
+    def _boundary(self) -> int | None:
+        """A boundary that no member has passed when the word reaches it; now, if all of them stand.
+
+        None while a member in touch has yet to say, since its stream stands, how far it is: it will within a beat.
+        """
         if self.recovery is not None:
             return 1 + max((p.last.step for p in self.recovery.promises.values() if p.last is not None), default=-1)
-        pace_s = min((group.pace_s for group in self._members() if group.pace_s > 0), default=AHEAD_S)
+        members = self._members()
+        if any(group.in_touch and group.beat is None for group in members):
+            return None
+        highest = max((group.beat.step for group in members if group.beat is not None), default=0)
+        pace_s = min((group.pace_s for group in members if group.pace_s > 0), default=AHEAD_S)
         return highest + max(AHEAD_STEPS_MIN, 1 + math.ceil(AHEAD_S / pace_s))
 
     def _release(self) -> list[Action]:

@@ -195,6 +195,8 @@ class JobMachine(Changes):
             actions.append(Close(current.connection))
         current.connection, current.hello = connection, hello
         current.hears(now)
+        if self._member(hello.group) is not None:
+            current.beat = None  # how far it was before its stream broke is no word of where it is now
         if self.config is None or not self._others_joined(hello.group):
             self.config = hello
         if current.gone is not None and not self._returns(current):

@@ -494,6 +494,7 @@ def prepared_in() -> World:
     world.die("g2", step=5)
     for group in ("g0", "g1"):
         world.promise(group, 4)
+    world.pass_s(0.25, {"g0": 5, "g1": 5})
     world.arrive("g2/i2")
     world.beat("g2/i2", 12, "follow", epoch=0)
     assert world.planned("g2/i2").groups == ("g0", "g1", "g2")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lightkeeper.lighthouse import messages as m
-from tests.machines.world import World
+from lightkeeper.lighthouse.names import Term
+from tests.machines.world import FIRST, World
 
 
 def without_g2() -> World:
@@ -53,6 +54,7 @@ def test_two_joiners_share_a_boundary() -> None:
     world.die("g3")
     for group in ("g0", "g1"):
         world.promise(group, 4)
+    world.pass_s(0.25, {"g0": 5, "g1": 5})
     world.forget_sent()
     world.arrive("g2/i2")
     world.arrive("g3/i2")
@@ -133,7 +135,7 @@ def test_groups_that_start_with_another_state_join_from_the_lowest_slot() -> Non
         world.say(group, m.Join((f"{group}:2",), {"w": "float32[2]"}, state))
     world.promise_all()
     assert world.newest.groups == ("g0", "g2")
-    world.tick()
+    world.pass_s(0.25, {"g0": 0, "g2": 0})
     assert world.told("g1", m.Heal)[0].donors[0].group == "g0"
 
 
@@ -162,3 +164,36 @@ def test_a_joiner_that_could_not_follow_is_told_when_the_last_member_dies() -> N
     for group in ("g0", "g1"):
         world.die(group)
     assert world.machine.newest is None and world.told("g2/i2", m.Fence)
+
+
+def test_no_boundary_is_named_before_every_member_in_touch_has_said_where_it_is() -> None:
+    """Another lighthouse takes over at step 500: a boundary counted from nothing would lie far in the past."""
+    world = World(groups=3)
+    world.start()
+    known = world.newest
+    world.die("g2", step=499)
+    for group in ("g0", "g1"):
+        world.promise(group, 498)
+    known = world.newest
+    world.restart(log=False)
+    world.arrive("g0", "g1", known=known, acknowledged=Term(1, "lh"))
+    world.arrive("g2/i2")
+    world.tick()
+    world.beat("g0", 500)
+    world.tick()
+    assert not world.told("g2/i2", m.Heal) and not world.told("g0", m.Copy), "g1 may be a step ahead of it"
+    world.beat("g1", 501)
+    world.tick()
+    assert world.told("g2/i2", m.Heal)[0].step > 502 and world.told("g1", m.Copy)
+
+
+def test_a_member_whose_stream_broke_says_anew_where_it_is() -> None:
+    world = without_g2()
+    known = world.newest
+    world.cut("g0", "g1")
+    world.now += 60
+    world.arrive("g0", "g1", known=known, acknowledged=FIRST)
+    world.arrive("g2/i2")
+    assert not world.told("g2/i2", m.Heal), "what they said a minute ago is no word of where they are"
+    world.pass_s(0.25, {"g0": 300, "g1": 300})
+    assert world.told("g2/i2", m.Heal)[0].step > 300
