@@ -269,11 +269,10 @@ class JobMachine(Changes):
         if known is not None and (self.newest is None or known.epoch > self.newest.epoch):
             mine = [planned for planned in self.prepared if planned.epoch == known.epoch]
             if mine:
+                self._expect(known)
                 actions += self._planned_is_in_force(mine[0])
             else:
                 actions += self._learn_newest(known)
-            for member in known.members:
-                self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
         self._shows(None if known is None else known.epoch)
         self._learn_prepared(hello)
         return actions

@@ -48,9 +48,16 @@ class TakeOver(Job):
         self.newest, self.reigns, self.prepared, self.shown = newest, False, [], newest.epoch
         self.highest = max(self.highest, newest.epoch.number)
         self.visits.clear()  # who called before it knew the epoch may have found another lighthouse since
-        for member in newest.members:
-            self.groups.setdefault(member.group, Group(member.group, member.incarnation, heard=self._ticked_s))
+        self._expect(newest)
         return actions + self._fence_left_out()
+
+    def _expect(self, newest: Membership) -> None:
+        """Its members may have yet to call; what is known here of their earlier incarnations tells nothing of them."""
+        for member in newest.members:
+            former = self.groups.get(member.group)
+            if former is None or (former.incarnation != member.incarnation and not former.in_touch):
+                deaths = () if former is None else former.deaths
+                self.groups[member.group] = Group(member.group, member.incarnation, heard=self._ticked_s, deaths=deaths)
 
     def _fence_left_out(self) -> list[Action]:
         actions: list[Action] = []

@@ -411,3 +411,24 @@ def test_once_the_operator_has_said_that_the_survivor_is_gone_the_job_begins_ane
     world.pass_s(2)
     world.promise("g1/i2")
     assert world.newest.groups == ("g1",)
+
+
+# ---------------------------------------------------------------- an older log
+
+
+def test_who_returned_under_another_lighthouse_is_waited_for_and_not_taken_for_started_again() -> None:
+    """Its log has g2's first incarnation; the members know the second, which calls last: nothing needs a recovery."""
+    world = World(3, term=A)
+    world.start()
+    newest = Membership(
+        Epoch(4, Term(3, "b")), (*world.newest.members[:2], Member("g2", "i2", "g2:1", ("g2:2",))), None
+    )
+    world.restart()
+    obeyed = Term(3, "b")
+    come(world, "g0", "g1", known=newest, acknowledged=obeyed)
+    world.pass_s(1, {"g0": 50, "g1": 50}, waiting_ms=30)
+    assert not world.is_asked("g0"), "g2 has yet to call"
+    come(world, "g2/i2", known=newest, acknowledged=obeyed)
+    world.pass_s(5, {"g0": 60, "g1": 60, "g2/i2": 60}, waiting_ms=30)
+    assert [note["members"] for note in world.noted("took_over")] == [["g0", "g1", "g2"]]
+    assert not world.noted("group_lost") and not world.is_asked("g0") and world.newest == newest
