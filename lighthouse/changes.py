@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promised
 from lightkeeper.lighthouse.group import Gone, Group
+from lightkeeper.lighthouse.job import STARTED_AGAIN
 from lightkeeper.lighthouse.joins import Joins
 from lightkeeper.lighthouse.names import Epoch, Member, Membership
 from lightkeeper.lighthouse.recovery import (
@@ -22,6 +25,7 @@ from lightkeeper.lighthouse.recovery import (
 from lightkeeper.lighthouse.silence import Look
 
 COULD_NOT_FOLLOW = "it lost the entries before the one that made it a member"
+LAGS = "it lags by more than one entry"
 RECOVERIES_MAX = 3
 NAMED_MAX = 8
 
@@ -136,7 +140,7 @@ class Changes(Joins):
             concluded.shares,
             concluded.donors,
             concluded.entry,
-            recovery.cause,
+            self._why_without(concluded.members) or recovery.cause,
         )
         left_out = [group for group in self._members() if group.name not in concluded.members]
         self.newest, self.prepared, self.recovery, self.reigns = membership, [], None, True
@@ -147,10 +151,26 @@ class Changes(Joins):
         for group in left_out:
             if group.gone is None and group.beat is not None and group.beat.epoch == 0:
                 continue  # it was taken in and had not switched yet: it follows on as a joiner
-            actions += self._fence(group, group.gone.cause if group.gone else "it lags by more than one entry")
+            actions += self._fence(group, group.gone.cause if group.gone else LAGS)
         for group in self.groups.values():
             group.failed = None
         return actions + (self._count_recovery() if base is not None else [])
+
+    def _why_without(self, staying: tuple[str, ...]) -> str:
+        """Who of the newest epoch is left out, and why, whatever began the recovery; empty if nobody is."""
+        why: dict[str, list[str]] = {}
+        for member in self.newest.members if self.newest else ():
+            if member.group in staying:
+                continue
+            group = self._member(member.group)
+            if group is None or group.incarnation != member.incarnation:
+                reason = f"lost: {STARTED_AGAIN}"
+            elif group.gone is None:
+                reason = f"left out: {LAGS}"
+            else:
+                reason = group.gone.cause if group.gone.detected_by == "left" else f"lost: {group.gone.cause}"
+            why.setdefault(reason, []).append(member.group)
+        return "; ".join(f"{', '.join(_few(names))} {reason}" for reason, names in why.items())
 
     def _count_recovery(self) -> list[Action]:
         """Three recoveries in a row without a commit: leave out whom most failures name, then stop."""
@@ -364,11 +384,16 @@ class Changes(Joins):
         whom, why, since_s = self.waiting(now)
         if not whom:
             return []
-        if len(whom) > NAMED_MAX:  # said to all of them: with all of their names it would be O(N²)
-            whom = (*whom[:NAMED_MAX], f"{len(whom) - NAMED_MAX} more")
+        whom = _few(whom)
         waiting = m.Waiting(whom, why, round(since_s * 1000))
         actions: list[Action] = [Note("waiting", {"whom": ", ".join(whom), "why": why, "since_s": since_s})]
         for group in self.groups.values():
             if group.in_touch:
                 actions += self._send(group, waiting)
         return actions
+
+
+def _few(names: Sequence[str]) -> tuple[str, ...]:
+    """Said to all of them: with all of their names it would be O(N²)."""
+    more = len(names) - NAMED_MAX
+    return tuple(names) if more <= 0 else (*names[:NAMED_MAX], f"{more} more")

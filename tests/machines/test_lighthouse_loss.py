@@ -25,7 +25,7 @@ def test_a_killed_trainer_is_left_out_at_once_and_named() -> None:
     world.promise("g0", 4, held=tuple(range(8)))
     world.promise("g1", 4, held=tuple(range(8, 16)))
     activate = world.activate("g0")
-    assert activate.cause == "g2: rank 0 was killed by SIGKILL"
+    assert activate.cause == "g2 lost: rank 0 was killed by SIGKILL"
     assert (activate.membership.groups, activate.first_step) == (("g0", "g1"), 5)
     assert world.shares("g1") == {"g0": (*range(8), *range(16, 20)), "g1": (*range(8, 16), *range(20, 24))}
 
@@ -41,7 +41,7 @@ def test_a_member_that_is_started_again_before_anybody_missed_it_is_lost_and_nam
     world.promise("g0", 3)
     world.promise("g2", 3)
     assert world.newest.groups == ("g0", "g2")
-    assert world.activate("g0").cause == "g1: its process ended and the group was started again"
+    assert world.activate("g0").cause == "g1 lost: its process ended and the group was started again"
 
 
 def test_a_report_before_the_death_first_asks_all_and_then_the_rest() -> None:
@@ -57,6 +57,47 @@ def test_a_report_before_the_death_first_asks_all_and_then_the_rest() -> None:
     world.promise("g0", 4)
     world.promise("g1", 4)
     assert world.newest.groups == ("g0", "g1") and world.newest.epoch == second
+    assert world.activate("g0").cause == "g2 lost: rank 0 was killed by SIGKILL"
+
+
+def test_whoever_reports_and_whenever_the_line_names_who_is_left_out() -> None:
+    """g2's host died while no lighthouse was there: the reports come first, and begin the recovery."""
+    world = World(3)
+    world.start()
+    world.restart()
+    world.hello("g0", known=world.newest)
+    world.hello("g1", known=world.newest)
+    for survivor in ("g0", "g1"):
+        world.join(survivor)
+        world.fail(survivor, 7)
+    assert world.is_asked("g0") and not world.noted("group_lost")
+    for survivor in ("g0", "g1"):
+        world.promise(survivor, 6)
+    for _ in range(40):
+        world.pass_s(0.2, {"g0": 7, "g1": 7})
+    assert world.noted("group_lost")[0]["group"] == "g2"
+    cause = world.activate("g0").cause
+    assert cause.startswith("g2 lost: its manager's stream broke"), cause
+    assert world.noted("activated")[-1]["cause"] == cause
+
+
+def test_a_report_is_the_cause_only_if_nobody_is_left_out() -> None:
+    world = World(3)
+    world.start()
+    world.fail("g0", 5, suspects=("g2",))
+    for group in ("g0", "g1", "g2"):
+        world.promise(group, 4)
+    assert world.newest.groups == ("g0", "g1", "g2")
+    assert world.activate("g0").cause == "g0 reported: connection closed by peer"
+
+
+def test_who_lags_is_named_too() -> None:
+    world = World(4)
+    world.start()
+    world.fail("g0", 5)
+    for group, step in (("g0", 4), ("g1", 4), ("g2", 2), ("g3", 2)):
+        world.promise(group, step)
+    assert world.activate("g0").cause == "g2, g3 left out: it lags by more than one entry"
 
 
 def test_a_report_after_the_death_does_not_start_over() -> None:
