@@ -72,6 +72,7 @@ class Answers:
         self.died: m.Died | None = None  # how this group ended, for a lighthouse that has yet to be told
         self.death_known = False
         self.suspects: tuple[str, ...] = ()  # whose connection broke in the newest failed reduce
+        self.failure = ""  # what that reduce failed of, briefly
         self.standby = ""  # what the lighthouse that was reached last answered, if it does not take this group in
         self.leaving = ""
         self.copy_at: int | None = None

@@ -9,6 +9,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, End, Kill, Tell
 from lightkeeper.manager.answers import Answers, RankView
+from lightkeeper.manager.briefly import briefly
 from lightkeeper.manager.exits import describe_exit
 
 
@@ -68,8 +69,9 @@ class Ends(Answers):
             cause += " before the run was closed"
         self.died = m.Died(cause, rank, phase, step)
         if error is not None:
-            cause += f" after {error.type}: {error.message}"
-            self.died = self._died_of(rank, error, describe_exit(exit_code) + f" after {error.type}: {error.message}")
+            after = f" after {error.type}: {briefly(error.message)}"
+            cause += after
+            self.died = self._died_of(rank, error, describe_exit(exit_code) + after)
         code = 1 if not exit_code else exit_code if exit_code > 0 else 128 - exit_code
         return [Tell(self.died), *self._finish(code, cause)]
 

@@ -16,6 +16,7 @@ from lightkeeper.lighthouse.names import Epoch, Membership
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, AskMembers, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
+from lightkeeper.manager.briefly import briefly
 from lightkeeper.manager.standing import Word, doubts
 from lightkeeper.manager.votes import Votes
 
@@ -64,9 +65,7 @@ class GroupMachine(Votes):
         if len(self.ready) == self.settings.ranks:
             actions.append(Tell(self._join()))
         if self.failed_epoch is not None and self.known is not None and self.failed_epoch == self.known.epoch.number:
-            actions.append(
-                Tell(m.Failed(self.known.epoch, self.step, "a reduce that failed while the stream was broken"))
-            )
+            actions.append(Tell(m.Failed(self.known.epoch, self.step, self.failure, self.suspects)))
         if self.lost_why and self.known is None:
             actions.append(Tell(m.Lost(self.lost_why)))
         if self.unbuilt is not None and self.prepared and self.unbuilt.epoch == self.prepared[-1].epoch:
@@ -152,7 +151,8 @@ class GroupMachine(Votes):
         self.deferred, self.lost_why = None, ""
         self.votes.clear()
         self._beats.recovered()
-        self.attempt, self.failed_epoch, self.suspended, self.suspects = 0, None, False, ()
+        self.attempt, self.failed_epoch, self.suspended = 0, None, False
+        self.suspects, self.failure = (), ""
         shares = {share.group: share.microbatches for share in activate.shares}
         if activate.first_step == self.step:
             self.share, self.total = shares[self.settings.group], activate.total
@@ -247,7 +247,8 @@ class GroupMachine(Votes):
                 group=self.settings.group, rank=rank, step=message.step, type=message.type,
                 message=message.message, traceback=message.traceback,
             )  # fmt: skip
-            actions += [Note(note), Tell(self._died_of(rank, message, f"raised {message.type}: {message.message}"))]
+            how = f"raised {message.type}: {briefly(message.message)}"
+            actions += [Note(note), Tell(self._died_of(rank, message, how))]
         elif isinstance(message, local.AskLeave):
             self.leaving = self.leaving or message.reason
             actions.append(Tell(m.Leave(message.reason)))
@@ -288,7 +289,8 @@ class GroupMachine(Votes):
         waited_s = max((now - since for since in self.waiting.values()), default=0.0)
         if not self.in_touch and waited_s > self._say_after_s:
             self._say_after_s = 2 * waited_s
-            line = f"step {self.step} stands since {waited_s:.0f} s: {self._why_it_stands()}"
+            what = f"step {self.step} stands" if self.known is not None else "waits to join"
+            line = f"{what} since {waited_s:.0f} s: {self._why_it_stands()}"
             actions.append(ToRanks(local.Say(line=line)))
         elif not self.waiting:
             self._say_after_s = SAY_AFTER_S
@@ -320,6 +322,8 @@ class GroupMachine(Votes):
     def _why_it_stands(self) -> str:
         """For a person who reads the log of any rank while no lighthouse is there to decide."""
         broke = f"the connection to {', '.join(self.suspects)} broke, and " if self.suspects else ""
+        if self.failure and not self.suspects:
+            broke = "a reduce failed, and "
         says = f" (one was reached: {self.standby})" if self.standby else ""
         return f"{broke}the lighthouse at {self.settings.lighthouse} is away{says}"
 

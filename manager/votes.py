@@ -12,6 +12,7 @@ from lightkeeper.lighthouse.deal import deal
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, Note, Tell, ToRanks
+from lightkeeper.manager.briefly import briefly
 from lightkeeper.manager.joins import Joins
 
 
@@ -47,9 +48,9 @@ class Votes(Joins):
         actions: list[Action] = [Note(note)]
         if self.failed_epoch != vote.epoch and self.promised <= vote.epoch:
             self.failed_epoch = vote.epoch
-            suspects = self.suspects = vote.suspects
-            actions.append(ToRanks(local.Abort(below=vote.epoch + 1, reason=f"rank {rank}: {vote.error}")))
-            actions.append(Tell(m.Failed(self.known.epoch, vote.step, vote.error, suspects)))
+            self.suspects, self.failure = vote.suspects, briefly(vote.error)  # the note has all of it
+            actions.append(ToRanks(local.Abort(below=vote.epoch + 1, reason=f"rank {rank}: {self.failure}")))
+            actions.append(Tell(m.Failed(self.known.epoch, vote.step, self.failure, self.suspects)))
         return actions
 
     def _decide(self) -> list[Action]:

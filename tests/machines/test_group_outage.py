@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from groupworld import TERM, GroupWorld, epoch
 
+from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Term
 from lightkeeper.manager import exits, local
@@ -54,6 +55,36 @@ def test_every_rank_says_whose_connection_broke_and_that_the_lighthouse_is_away(
             f"step 0 stands since 2 s: {away}",
             f"step 0 stands since 5 s: {away} (one was reached: standby: takes over once it has heard g2)",
         ]
+
+
+def test_a_broken_reduce_whose_culprit_is_not_known_names_nobody() -> None:
+    world = started()
+    world.disconnect()
+    world.vote(0, "failed", 0, at=1, error="timed out")
+    world.pass_s(2.25)
+    (line,) = [say.line for say in world.pushed(0, local.Say)]
+    assert line == "step 0 stands since 2 s: a reduce failed, and the lighthouse at 127.0.0.1:29400 is away"
+
+
+def test_a_group_that_was_never_a_member_waits_to_join_and_stands_at_no_step() -> None:
+    world = GroupWorld()
+    world.ready()
+    world.pass_s(2.25)
+    (line,) = [say.line for say in world.pushed(0, local.Say)]
+    assert line == "waits to join since 2 s: the lighthouse at 127.0.0.1:29400 is away"
+
+
+def test_what_broke_while_the_stream_was_broken_is_told_briefly_and_with_its_suspect() -> None:
+    world = started()
+    world.disconnect()
+    advice = "This is typically caused by a remote worker crashing. Check the logs of the remote worker. GLHF!"
+    said = f"all-reduce of e1r0 failed: [/a/gloo/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7. {advice}"
+    world.vote(0, "failed", 0, at=1, error=said, suspects=("g2",))
+    world.connect()
+    (failed,) = world.said(m.Failed)[-1:]
+    assert failed == m.Failed(epoch(1), 0, "all-reduce of e1r0 failed: connection closed by peer 127.0.0.1:7", ("g2",))
+    (event,) = [event for event in world.events if isinstance(event, schema.ReduceFailed)]
+    assert event.error == said, "the event keeps all of it"
 
 
 def test_a_standby_that_sends_it_on_is_no_lighthouse_that_cannot_be_reached() -> None:
