@@ -24,11 +24,13 @@ import torchft.process_group
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ProcessGroupGloo
 
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, KeyValue
-from lightkeeper.manager.sockets import Endpoint, HeldSocket, read_sockaddr, tcp_sockets
+from lightkeeper.manager.sockets import Broken, Endpoint, HeldSocket, read_sockaddr, refusing, tcp_sockets
 from lightkeeper.manager.store import RendezvousStore
 
 _WAIT_SLICE_S = 1.0  # a wait in C++ keeps Python's signal handlers waiting, so it is cut into slices
 _GRACE_S = 0.2  # after an abort a pending operation raises within milliseconds, or never
+_SETTLE_S = 0.05  # in which it shows who is gone, or that a recovery has begun already
+_STRANGER = struct.pack("<q", 1 << 62)  # to a listener of gloo's: a member that no group has, kept and never used
 _NEVER_S = 24 * 3600.0  # gloo's own time-out per operation: ours are given to `wait`, `abort` ends the rest
 _TRANSPORT_ERROR = re.compile(
     r"gloo/transport|Connection (closed|reset|refused)|Socket closed|Broken pipe|[Tt]imed out|not connected"
@@ -161,6 +163,7 @@ class GlooGroup:
         self._aborted_s = 0.0
         members.verify(tcp_sockets())
         self._sockets = members.sockets()
+        self._broken = Broken(self._sockets)
         self._listeners = {endpoint: other for other, endpoint in members.listeners().items()}
 
     def learn_peers(self, timeout_s: float) -> None:
@@ -204,6 +207,7 @@ class GlooGroup:
             if self._aborted is not None or self._gloo is None:
                 return
             self._aborted, self._aborted_s = reason, time.monotonic()
+            self._broken.close()
         for held in self._sockets:
             held.shut_down()
 
@@ -218,17 +222,29 @@ class GlooGroup:
         """See `groups.EpochGroup`."""
         with self._lock:
             gloo, self._gloo = self._gloo, None
+            self._broken.close()
         if gloo is not None:
             _teardowns.start(gloo, f"close {self.name}")
 
     def suspects(self) -> tuple[int, ...]:
-        """Slots whose connection to this member is broken; nothing after an abort here, which breaks them
-        all.
+        """The slots of members that are gone, of those whose connection to this member broke.
+
+        Nothing after an abort here, which breaks all connections. A member that dies makes the others break their
+        connections to each other, gloo's threads faster than the kernel closes all of the dead one's: so whose process
+        nobody listens for any more is gone, and if everybody is there it is the connection that broke first.
         """
-        if self._aborted is not None:
-            return ()
-        broken = {slot for held, slot in self._sockets.items() if slot is not None and not held.established()}
-        return tuple(sorted(broken))
+        until = time.monotonic() + _SETTLE_S
+        while True:
+            with self._lock:
+                over = self._aborted is not None or self._gloo is None
+                broken = () if over else self._broken.in_order()
+            slots = [slot for slot in dict.fromkeys(map(self._sockets.get, broken)) if slot is not None]
+            listeners = {slot: endpoint for endpoint, slot in self._listeners.items() if slot in slots}
+            refused = refusing(listeners.values(), _STRANGER, _SETTLE_S)
+            gone = tuple(slot for slot in sorted(slots) if listeners.get(slot) in refused)
+            if gone or not slots or time.monotonic() > until:
+                return gone or tuple(slots[:1])
+            time.sleep(_SETTLE_S / 20)
 
     def failure(self, what: str, cause: Exception | None) -> GroupFailed:
         """What to raise for `cause`, an error of gloo's; None if the group was aborted or closed before."""
@@ -238,7 +254,7 @@ class GlooGroup:
             return GroupFailed(f"{what} on {self.name}, which is closed", local=True)
         text = str(cause).partition("\n")[0]
         named = {self._listeners.get(Endpoint(a, int(p)), self.slot) for a, p in _REMOTE.findall(text)}
-        suspects = tuple(sorted({*self.suspects(), *named} - {self.slot}))
+        suspects = self.suspects() or tuple(sorted(named - {self.slot}))  # gloo names who it waited for: a victim too
         local = not suspects and _TRANSPORT_ERROR.search(text) is None
         return GroupFailed(f"{what} of {self.name} failed: {text}", local=local, suspects=suspects)
 
@@ -306,7 +322,10 @@ class FormGloo:
         except (RuntimeError, TimeoutError) as e:
             failure = self._failure(e)
         # Raised out here and unchained: a traceback would keep the frames, and with them the sockets, alive.
-        _teardowns.start(gloo, f"give up {self._name}")
+        if self._formed is not None:
+            self._formed.close()
+        else:
+            _teardowns.start(gloo, f"give up {self._name}")
         del gloo
         raise failure
 

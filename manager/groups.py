@@ -22,7 +22,7 @@ class GroupFailed(RuntimeError):
     Attributes:
         local: True if the cause was raised in this process and is not a broken connection: a bug here, not a
             peer's death.
-        suspects: Slots whose connection to this one is broken; may be empty, and names victims too.
+        suspects: Slots whose connection to this one broke and that are gone, else the one whose broke first.
         aborted: The reason given to `abort()`, or None if nobody aborted.
     """
 

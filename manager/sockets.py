@@ -8,12 +8,13 @@ was meant (its inode): a duplicate cannot be reused under our hands.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
-
-_TCP_ESTABLISHED = 1  # first byte of struct tcp_info, from linux/tcp_states.h
 
 
 class Endpoint(NamedTuple):
@@ -39,14 +40,6 @@ class HeldSocket:
         """A duplicate of this very socket, or None if it has been closed since. The caller closes it."""
         return _duplicate(self.fd, self.inode)
 
-    def established(self) -> bool:
-        """Whether it is still open here and connected both ways."""
-        sock = self.duplicate()
-        if sock is None:
-            return False
-        with sock:
-            return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_ESTABLISHED
-
     def shut_down(self) -> bool:
         """Shut a connected socket down both ways, so that whoever uses it here or there gets an error or an
         end.
@@ -64,6 +57,64 @@ class HeldSocket:
             except OSError:  # ENOTCONN: the peer was faster
                 return False
         return True
+
+
+class Broken:
+    """Which of some connections are broken, in the order in which they broke.
+
+    The kernel keeps that order by itself: an epoll set lists what became ready first first, and is not looked at
+    before somebody asks. It needs duplicates, because gloo closes a descriptor once the connection is broken; so
+    whoever does not need the answer any more must `close()` this.
+
+    Args:
+        sockets: Connected sockets.
+    """
+
+    def __init__(self, sockets: Iterable[HeldSocket]) -> None:
+        self._epoll = select.epoll()
+        self._copies: dict[int, tuple[socket.socket, HeldSocket]] = {}
+        self._order: list[HeldSocket] = []
+        for held in sockets:
+            copy = held.duplicate()
+            if copy is not None:
+                self._copies[copy.fileno()] = copy, held
+                self._epoll.register(copy.fileno(), select.EPOLLRDHUP | select.EPOLLONESHOT)  # errors are always told
+
+    def in_order(self) -> tuple[HeldSocket, ...]:
+        """Those that are broken by now, the first one first; after `close()` what was known then."""
+        if not self._epoll.closed:
+            self._order += [self._copies[number][1] for number, _ in self._epoll.poll(0)]
+        return tuple(self._order)
+
+    def close(self) -> None:
+        """Close the duplicates."""
+        self._epoll.close()
+        for copy, _ in self._copies.values():
+            copy.close()
+        self._copies.clear()
+
+
+def refusing(endpoints: Iterable[Endpoint], greeting: bytes, timeout_s: float) -> set[Endpoint]:
+    """Which of these nobody listens at any more, although a machine answers: the process is gone.
+
+    Args:
+        endpoints: Where somebody listened.
+        greeting: Sent to who still does, and nothing after it.
+        timeout_s: Bound on all of it, in seconds; who was not reached by then does not refuse.
+    """
+    until, gone = time.monotonic() + timeout_s, set()
+    for endpoint in endpoints:
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            with socket.create_connection(endpoint, timeout=left) as sock:
+                sock.sendall(greeting)
+        except ConnectionRefusedError:
+            gone.add(endpoint)
+        except OSError:
+            continue
+    return gone
 
 
 def tcp_sockets() -> list[HeldSocket]:

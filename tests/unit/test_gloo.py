@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 from torch_workers import eventually, in_threads, local_groups, reduce_on_command, start_member
 
 from lightkeeper.manager.groups import Alone, GroupFailed, LocalKeys, start_build
-from lightkeeper.manager.sockets import read_sockaddr, tcp_sockets
+from lightkeeper.manager.sockets import Broken, Endpoint, HeldSocket, read_sockaddr, refusing, tcp_sockets
 from lightkeeper.manager.store import RendezvousStore
 
 
@@ -142,6 +143,52 @@ def test_a_killed_member_breaks_the_reduce_by_itself_and_is_named(members):
         assert suspects == (2,), text
 
 
+@pytest.mark.parametrize(("guilty", "victim"), [(2, 1), (1, 2)])
+def test_who_aborted_because_of_another_is_not_suspected(members, guilty, victim):
+    """Slot 0 looks only after the victim has aborted: by then its connections to both are broken."""
+    (_, late), (_, pipe) = members[0], members[victim]
+    late.send("go and look later")
+    pipe.send("go")
+    assert answer(late)[0] == answer(pipe)[0] == "waiting"
+    members[guilty][0].kill()
+    assert answer(pipe)[1][2] == (guilty,)
+    pipe.send("abort first")
+    assert answer(pipe)[0] == "aborted"
+    late.send("look")
+    kind, (text, local, suspects, aborted, _seconds) = answer(late)
+    assert (kind, local, aborted) == ("failed", False, None), text
+    assert suspects == (guilty,), text
+
+
+def test_a_broken_connection_is_remembered_though_gloo_closes_it():
+    watched, others = zip(*(socket.socketpair(socket.AF_UNIX) for _ in range(3)), strict=True)
+    with contextlib.ExitStack() as stack:
+        for sock in (*watched, *others):
+            stack.enter_context(sock)
+        held = [HeldSocket(s.fileno(), os.fstat(s.fileno()).st_ino, Endpoint("", 0), None, False) for s in watched]
+        broken = Broken(held)
+        stack.callback(broken.close)
+        others[2].send(b"alive")
+        assert broken.in_order() == ()
+        for k in (1, 0):
+            others[k].close()
+        for sock in watched:
+            sock.close()
+        assert broken.in_order() == broken.in_order() == (held[1], held[0])
+        broken.close()
+        assert broken.in_order() == (held[1], held[0])
+
+
+def test_only_where_nobody_listens_any_more_a_connection_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as ended:
+        there, gone = Endpoint(*server.getsockname()), Endpoint(*ended.getsockname())
+        ended.close()
+        assert refusing([there, gone], b"hello", 5.0) == {gone}
+        with server.accept()[0] as met:
+            assert met.recv(6, socket.MSG_WAITALL) == b"hello"
+        assert refusing([there, gone], b"hello", 0.0) == set()
+
+
 def test_a_frozen_member_keeps_the_reduce_waiting_until_abort(members):
     os.kill(members[2][0].pid, signal.SIGSTOP)
     for _, pipe in members[:2]:
@@ -249,7 +296,6 @@ def test_own_sockets_are_found_with_both_ends():
         found = {s.fd: s for s in tcp_sockets()}
         assert found[server.fileno()].listening and found[server.fileno()].peer is None
         assert found[client.fileno()].peer == server.getsockname()
-        assert found[client.fileno()].established()
         assert found[client.fileno()].shut_down()
 
 

@@ -112,17 +112,20 @@ def reduce_on_command(pipe: Connection, folder: Path, slot: int, size: int, nume
     torch.set_num_threads(1)
     group = start_build("gloo", FolderKeys(folder), slot, size, 20.0, "test").wait()
     pipe.send(("built", os.getpid()))
-    watch = threading.Event()
+    watch, aborted = threading.Event(), threading.Event()
 
     def abort_on_command() -> None:
         watch.wait()
         group.abort("test says so")
+        aborted.set()
 
     threading.Thread(target=abort_on_command, daemon=True).start()
     tensor = torch.full((numel,), float(slot + 1))
     while (command := pipe.recv()) != "end":
         if command == "abort first":
             watch.set()
+            assert aborted.wait(20.0)
+            pipe.send(("aborted", 0))
             continue
         started = time.monotonic()
         try:
@@ -134,6 +137,8 @@ def reduce_on_command(pipe: Connection, folder: Path, slot: int, size: int, nume
                 started = time.monotonic()
             else:
                 pipe.send(("waiting", 0))
+            if command == "go and look later":
+                assert pipe.poll(20.0) and pipe.recv() == "look"
             reduction.wait(20.0)
             pipe.send(("reduced", float(tensor[0])))
         except GroupFailed as e:
