@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, Finished, GroupLost, JobStopped
+from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, GroupLost
 
 T = TypeVar("T", bound=Event)
 
@@ -61,11 +61,6 @@ def lost_groups(events: Sequence[Event]) -> set[tuple[str, str]]:
     """(group, incarnation) of every group that was held to be gone or was hit by an injected fault."""
     kinds = (GroupLost, FaultInjected)
     return {(event.group, event.incarnation) for event in events if isinstance(event, kinds)}
-
-
-def has_ended(events: Sequence[Event]) -> bool:
-    """Somebody wrote that the run is finished, or that the job has stopped."""
-    return any(isinstance(event, Finished | JobStopped) for event in events)
 
 
 def settled_steps(events: Sequence[Event]) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lightkeeper.events import lineage, summary
+from lightkeeper.events import ending, lineage, summary
 from lightkeeper.events.schema import Event, FaultInjected, Unknown, kind_of
 
+_TOO_EARLY = ("no step was committed", "no live commit was recorded", "fewer than two commits")
 _HEADER = {field.name for field in msgspec.structs.fields(Event)}
 
 
@@ -53,26 +54,37 @@ def json_line(event: Event) -> str:
 def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
     """Every rule over the run, one line each: holds or not, its figure, and why not.
 
-    Rules that ask about an injected fault do not apply (n/a) to a run without one; of a run that goes on only the
-    steps that all members have committed are looked at, and what only its end can show is n/a.
+    Rules that ask about an injected fault do not apply (n/a) to a run without one; of a run that has not finished only
+    the steps that all members have committed are looked at, and what only its end can show is n/a. Of several runs in
+    the folder the last one is judged.
 
     Returns:
-        The lines, and whether every rule that applies holds.
+        The lines, and whether every rule that applies holds and the run did not end without finishing.
     """
-    faulty, ended = bool(lineage.pick(events, FaultInjected)), lineage.has_ended(events)
-    settled = None if ended else lineage.settled_steps(events)
-    lines = [] if ended else [_row("the run", "", "", f"has not ended; {settled} steps are settled")]
-    lines.append(_row("groups lost", "", "", _lost(events)))
+    events, runs = ending.newest_run(events)
+    end = ending.ending(events)
+    faulty = bool(lineage.pick(events, FaultInjected))
+    settled = None if end.finished else lineage.settled_steps(events)
+    lines = []
+    if runs > 1:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(events[0].wall))
+        lines.append(_row("runs", "", "", f"{runs} runs in this folder; judged: the last, since {since}"))
+    if not end.finished:
+        text = f"{end.words or 'has not ended'}; {settled} steps are settled"
+        lines.append(_row("the run", "" if end.well else "no", "", text))
+    lines.append(_row("groups lost", "", "", _lost(events, end.broken_off)))
     rules: dict[str, summary.Finding | str] = {
         "detected after (s)": summary.detected_after(events) if faulty else "no fault was injected",
         "steps lost": summary.steps_lost(events),
         "microbatches recomputed by survivors": summary.recomputed_by_survivors(events),
         "samples consumed exactly once": summary.samples_exactly_once(events, settled),
-        "fingerprints equal": _fingerprints(events, ended),
+        "fingerprints equal": _fingerprints(events, end),
         "one lineage": summary.one_lineage(events),
         "only hit groups blamed": summary.blamed(events) if faulty else "no fault was injected",
         "goodput": summary.goodput(events),
     }
+    if not end.finished:
+        rules = {name: _nothing_yet(found) for name, found in rules.items()}
     for name, found in rules.items():
         if isinstance(found, str):
             lines.append(_row(name, "n/a", "", found))
@@ -82,7 +94,7 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
     for stall in summary.stalls(events):
         lines.append(_row(f"stood: {stall.group}", "", "", f"{stall.stood_s:.4g} s in step {stall.step}"))
     lines += [_row(f"rejoined: {rejoin.group}", "", "", rejoin_in_words(rejoin)) for rejoin in summary.rejoins(events)]
-    return lines, all(isinstance(found, str) or found.holds for found in rules.values())
+    return lines, end.well and all(isinstance(found, str) or found.holds for found in rules.values())
 
 
 def rejoin_in_words(rejoin: summary.Rejoin) -> str:
@@ -93,18 +105,30 @@ def rejoin_in_words(rejoin: summary.Rejoin) -> str:
     return f"{text} and {rejoin.replayed} entries replayed"
 
 
-def _lost(events: Sequence[Event]) -> str:
+def _lost(events: Sequence[Event], broken_off: Sequence[str]) -> str:
+    told = [f"{group} (its log breaks off)" for group in broken_off]
     if not any(event.process == "lighthouse" for event in events):
-        return "n/a: the lighthouse, which says so, did not write into this folder (give it the same --run-folder)"
-    return summary.lost_in_words(events) or "none"
+        told.append(
+            "n/a: the lighthouse, which says so, did not write into this folder (give it the same --run-folder)"
+        )
+    if lost := summary.lost_in_words(events):
+        told.append(lost)
+    return ", ".join(told) or "none"
 
 
-def _fingerprints(events: Sequence[Event], ended: bool) -> summary.Finding | str:
+def _fingerprints(events: Sequence[Event], end: ending.Ending) -> summary.Finding | str:
     found = summary.fingerprints_equal(events)
-    open_end = found.why.startswith("at the end: ") and not ended
+    open_end = found.why.startswith("at the end: ") and not end.finished
     if not open_end:
         return found
-    return "equal so far; the run has not ended" if found.value else "none so far; the run has not ended"
+    return (
+        f"{'equal' if found.value else 'none'} so far; the run {'was not finished' if end.ended else 'has not ended'}"
+    )
+
+
+def _nothing_yet(found: summary.Finding | str) -> summary.Finding | str:
+    """A run that has only begun breaks no rule by what it has not done yet."""
+    return f"{found.why} so far" if isinstance(found, summary.Finding) and found.why in _TOO_EARLY else found
 
 
 def _row(name: str, verdict: str, figure: str, text: str) -> str:

@@ -290,11 +290,19 @@ def _longest(group: str, commits: list[Committed], first: int, last: int) -> Sta
 
 def lost_in_words(events: Sequence[Event]) -> str:
     """Who was lost, why and at which step; empty if nobody was."""
-    told = [
-        f"{lost.group} ({lost.cause}{f', step {lost.step}' if lost.step >= 0 else ''})"
-        for lost in pick(events, GroupLost)
-    ]
+    told = []
+    for lost in pick(events, GroupLost):
+        step = _lost_at(events, lost)
+        told.append(f"{lost.group} ({lost.cause}{f', step {step}' if step >= 0 else ''})")
     return ", ".join(dict.fromkeys(told))
+
+
+def _lost_at(events: Sequence[Event], lost: GroupLost) -> int:
+    """Its step when last seen; by its own log if whoever called it lost never heard of a step."""
+    if lost.step > 0 or lost.phase:
+        return lost.step
+    own = (c for c in pick(events, Committed) if c.group == lost.group and _same_incarnation(c, lost))
+    return max((commit.step + 1 for commit in own), default=lost.step)
 
 
 def steps_lost(events: Sequence[Event]) -> Finding:

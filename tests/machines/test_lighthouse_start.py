@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from world import SAME, World
 
+from lightkeeper.events.ending import FIRST_EPOCH
 from lightkeeper.lighthouse import messages as m
 
 
@@ -274,3 +275,9 @@ def test_joining_twice_changes_nothing() -> None:
     world.hello("g1")
     world.join("g1", SAME)
     assert not world.told("g1", m.Refused) and world.is_asked("g1")
+
+
+def test_the_event_log_can_tell_a_first_epoch_by_its_cause() -> None:
+    world = World(3)
+    world.start()
+    assert [note["cause"] for note in world.noted("activated")] == [FIRST_EPOCH]

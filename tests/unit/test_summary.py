@@ -202,7 +202,7 @@ def test_without_an_injected_fault_its_rules_do_not_apply() -> None:
     run = [msgspec.structs.replace(e, process="lighthouse") if isinstance(e, GroupLost) else e for e in run]
     lines, holds = pretty.summary_lines(run)
     assert holds
-    assert "g1 (signal 9)" in next(line for line in lines if line.startswith("groups lost"))
+    assert "g1 (signal 9, step 12)" in next(line for line in lines if line.startswith("groups lost"))
     assert verdicts(lines)["detected after (s)"] == verdicts(lines)["only hit groups blamed"] == "n/a"
     told = GroupLost(group="g2", cause="rank 0 was killed by SIGKILL", detected_by="manager", step=103)
     assert summary.lost_in_words([told, told]) == "g2 (rank 0 was killed by SIGKILL, step 103)"

@@ -1,0 +1,170 @@
+"""Which of the runs in a folder is judged, and how it ended. Pure functions over the events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lightkeeper.events.lineage import pick
+from lightkeeper.events.schema import (
+    Activated,
+    Event,
+    Finished,
+    GroupLost,
+    JobStopped,
+    ProcessEnded,
+    ReduceFailed,
+)
+from lightkeeper.manager import exits
+
+FIRST_EPOCH = "first epoch"  # the cause of an activation that has no epoch before it
+_WORDS = {
+    0: "ended in good order",
+    exits.REFUSED: "was refused",
+    exits.FENCED: "was left out",
+    exits.GAVE_UP: "gave up",
+    exits.STOPPED: "was stopped",
+    exits.ORPHANED: "lost its manager",
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended.
+
+    Attributes:
+        ended: whether it has; only the steps that all members have committed are settled before that.
+        finished: whether it came to its last step.
+        well: whether it goes on, finished, or was asked to end.
+        words: who ended how, if it ended before its last step.
+        broken_off: members without an end in the log, which nobody was there to call lost: killed with all they had.
+    """
+
+    ended: bool
+    finished: bool = False
+    well: bool = True
+    words: str = ""
+    broken_off: tuple[str, ...] = ()
+
+
+def newest_run(events: Sequence[Event]) -> tuple[list[Event], int]:
+    """The events of the last run, and how many runs the folder holds.
+
+    A job that is begun anew has a first epoch again, with new incarnations of its groups. What earlier ones still say
+    afterwards, and what the lighthouse said before, is not of the last run.
+    """
+    firsts = [
+        (i, event) for i, event in enumerate(events) if isinstance(event, Activated) and event.cause == FIRST_EPOCH
+    ]
+    starts: list[int] = []
+    members: dict[str, str] = {}
+    name: tuple[int, int] | None = None
+    for i, event in firsts:
+        other = bool(event.group) and members.get(event.group, event.incarnation) != event.incarnation
+        if (event.epoch, event.term) != name or other:
+            starts.append(i)
+            members, name = {}, (event.epoch, event.term)
+        if event.group:
+            members[event.group] = event.incarnation
+    if len(starts) < 2:
+        return list(events), len(starts) or 1
+    begun = starts[-1]
+    start = next(i for i, event in enumerate(events) if i == begun or members.get(event.group, "") == event.incarnation)
+    former = {(event.group, event.incarnation) for event in events[:start] if event.incarnation}
+    kept = [
+        event
+        for i, event in enumerate(events[start:], start)
+        if ((event.group, event.incarnation) not in former if event.incarnation else i >= begun)
+    ]
+    return kept, len(starts)
+
+
+@dataclass
+class _Group:
+    """The newest incarnation of one group: its exit code, and the place of its last word in the log."""
+
+    incarnation: str
+    exit_code: int | None = None
+    last: int = -1
+
+
+@dataclass
+class _Ends:
+    groups: dict[str, _Group] = field(default_factory=dict)
+    lost: dict[str, tuple[str, str]] = field(default_factory=dict)  # group to incarnation and cause
+    suspected: dict[str, int] = field(default_factory=dict)  # group to the place of the last report about it
+    gave_up: int = -1  # the place of the last end of a group that gave up
+
+
+def ending(events: Sequence[Event]) -> Ending:
+    """How the run ended, if it did.
+
+    It has if somebody wrote so, or if every member of the newest epoch has ended. A member whose log breaks off counts
+    as ended only if another one has seen it go, or has waited for it until it gave up.
+    """
+    if pick(events, Finished):
+        return Ending(True, finished=True)
+    activated = max(pick(events, Activated), key=lambda event: (event.epoch, event.term), default=None)
+    members = sorted(activated.members) if activated is not None else []
+    ends = _ends(events)
+    told = {name: _how_it_ended(name, ends) for name in members}
+    stops = pick(events, JobStopped)
+    broken_off = tuple(
+        name
+        for name in members
+        if told[name] and name not in ends.lost and (name not in ends.groups or ends.groups[name].exit_code is None)
+    )
+    if stops and stops[-1].ok:
+        return Ending(True, words=f"was ended on request: {stops[-1].reason}")
+    if not stops and (not members or not all(told.values()) or len(broken_off) == len(members)):
+        return Ending(False)
+    each: dict[str, list[str]] = {}
+    for name, how in told.items():
+        if how:
+            each.setdefault(how, []).append(name)
+    words = "; ".join(f"{', '.join(names)} {how}" for how, names in each.items())
+    if not stops and set(each) == {_WORDS[0]}:
+        return Ending(True, words=f"was ended on request: {words}")
+    reason = f"{stops[-1].reason}; " if stops else ""
+    return Ending(
+        True, well=False, words=f"ended without finishing: {reason}{words}".rstrip("; "), broken_off=broken_off
+    )
+
+
+def _ends(events: Sequence[Event]) -> _Ends:
+    ends, seen = _Ends(), set[tuple[str, str]]()
+    for place, event in enumerate(events):
+        name = event.group
+        if isinstance(event, GroupLost):
+            ends.lost[name] = event.incarnation, event.cause
+        elif event.process.startswith(("manager ", "rank ")):
+            if (name, event.incarnation) not in seen:
+                seen.add((name, event.incarnation))
+                ends.groups[name] = _Group(event.incarnation)
+                ends.lost.pop(name, None)
+            group = ends.groups[name]
+            if group.incarnation != event.incarnation:
+                continue
+            group.last = place
+            if isinstance(event, ReduceFailed):
+                ends.suspected.update(dict.fromkeys(event.suspects, place))
+            elif isinstance(event, ProcessEnded) and event.process.startswith("manager ") and event.child is None:
+                group.exit_code = event.exit_code if event.rank is None else group.exit_code
+                ends.gave_up = place if group.exit_code == exits.GAVE_UP else ends.gave_up
+    return ends
+
+
+def _how_it_ended(name: str, ends: _Ends) -> str:
+    """Empty if it may still be there."""
+    group = ends.groups.get(name)
+    if group is not None and group.exit_code is not None:
+        how = _WORDS.get(group.exit_code) or exits.describe_exit(
+            128 - group.exit_code if group.exit_code > 128 else group.exit_code
+        )
+        return how if group.exit_code in (0, *range(129, 256)) else f"{how} (exit code {group.exit_code})"
+    if name in ends.lost:
+        return f"was lost ({ends.lost[name][1]})"
+    last = -1 if group is None else group.last
+    if ends.suspected.get(name, -1) > last or ends.gave_up > last:
+        return "was killed (its log breaks off)"
+    return ""
