@@ -146,7 +146,8 @@ def fetch_state(
     started = time.monotonic()
     asked = _ask_all(donors, token, name, options, started + options.timeout_s)
     for address, cause in asked.dropped.items():
-        note(f"{address} is no donor: {cause}")
+        if address not in asked.passed:
+            note(f"{address} is no donor: {cause}")
     target = Target(registry, asked.layout, options.bytes_max)
     transfer = _Transfer(asked, token, target, options, started)
     try:
@@ -179,27 +180,30 @@ class _Asked:
     layout: Layout
     donors: list[str]
     dropped: dict[str, str] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)  # of these, who holds no such state: past the boundary, as many are
 
 
 def _ask_all(donors: Sequence[str], token: str, name: Entry | None, options: Options, until: float) -> _Asked:
     asked: _Asked | None = None
     dropped: dict[str, str] = {}
-    gone = 0
+    passed: set[str] = set()
     for address in dict.fromkeys(donors):
         wanted = name if asked is None else asked.layout.name
         try:
             with _connect(address, token, options, until) as connection:
                 layout = _ask(connection, wanted, None if asked is None else asked.layout)
         except (WireError, LayoutError, OSError) as e:
-            gone += isinstance(e, DonorRefused) and e.kind == "never"
+            if isinstance(e, DonorRefused) and e.kind == "never":
+                passed.add(address)
             dropped[address] = str(e)
             continue
         if asked is None:
-            asked = _Asked(layout, [], dropped)
+            asked = _Asked(layout, [], dropped, passed)
         asked.donors.append(address)
     if asked is None:
-        kind = StartOver if gone and gone == len(dropped) else TransferFailed
-        raise kind(f"no donor for the state of {name or 'the newest step'}: {_last(dropped) or 'none was named'}")
+        kind = StartOver if dropped and passed == set(dropped) else TransferFailed
+        causes = "; ".join(f"{address}: {cause}" for address, cause in dropped.items())
+        raise kind(f"no donor for the state of {name or 'the newest step'}: {causes or 'none was named'}")
     return asked
 
 
@@ -210,12 +214,12 @@ def _ask(connection: Connection, name: Entry | None, known: Layout | None) -> La
     nbytes = reply.get("nbytes")
     if type(nbytes) is not int or not 0 < nbytes <= LAYOUT_BYTES_MAX:
         raise WireError(f"the description of the state has {str(nbytes)[:40]} bytes: at most {LAYOUT_BYTES_MAX}")
-    if known is not None:  # its text need not be read: the connection ends here
+    text = bytearray(nbytes)
+    connection.receive_into(memoryview(text))  # also if it is known: unread bytes would break the connection off
+    if known is not None:
         if reply.get("state") != state_name_to_json(known.name) or reply.get("digest") != known.digest:
             raise WireError("it holds another state than the first donor")
         return known
-    text = bytearray(nbytes)
-    connection.receive_into(memoryview(text))
     if xxhash.xxh3_64_hexdigest(text) != reply.get("xxh3_64"):
         raise WireError("the description of the state came damaged")
     layout = Layout.from_bytes(bytes(text))
@@ -229,10 +233,6 @@ def _connect(address: str, token: str, options: Options, until: float) -> Connec
     if left <= 0:
         raise TimeoutError("the time for this transfer is up")
     return connect(address, token, left, options.stall_s, options.source_host)
-
-
-def _last(causes: dict[str, str]) -> str | None:
-    return next((f"{address}: {cause}" for address, cause in reversed(causes.items())), None)
 
 
 class _Transfer:

@@ -142,11 +142,13 @@ class TransferServer:
     def _converse(self, connection: Connection) -> None:
         connection.renew(self._timeout_s)
         connection.send_header({"welcome": True})
-        self._answer(connection, connection.receive_header())
         while not self._closed:
             connection.renew(self._timeout_s)
-            if connection.ended():
-                return
+            try:
+                if connection.ended():
+                    return
+            except OSError:
+                return  # between two requests nothing is lost: it died, or has no more to ask
             self._answer(connection, connection.receive_header())
 
     def _answer(self, connection: Connection, request: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from state_objects import RANGE_BYTES, Training, name_of
+from torch_workers import eventually
 
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager.history import EntryHistory
@@ -21,7 +22,7 @@ from lightkeeper.manager.state.restore import StateDoesNotFit
 from lightkeeper.manager.state.snapshot import Snapshotter
 from lightkeeper.manager.transfer import joiner as joiner_module
 from lightkeeper.manager.transfer import wire
-from lightkeeper.manager.transfer.client import NotYet, StartOver, TransferFailed, fetch_after, fetch_entry
+from lightkeeper.manager.transfer.client import NotYet, StartOver, TransferFailed, connect, fetch_after, fetch_entry
 from lightkeeper.manager.transfer.joiner import Fetched, Options, Progress, fetch_state
 from lightkeeper.manager.transfer.provider import HealProvider
 from lightkeeper.manager.transfer.ranges import RangeQueue
@@ -255,6 +256,43 @@ def test_a_donor_of_another_state_is_not_used(donors):
     assert "another state" in fetched.dropped[other.address]
     assert joiner.fingerprint() == donors[0].training.fingerprint()
     other.server.close()
+
+
+def test_a_donor_that_has_passed_the_boundary_is_no_news(donors):
+    donors[0].snapshotter.release()
+    lines: list[str] = []
+    joiner = Training(1)
+    options = Options(timeout_s=20.0)
+    fetched = fetch_state([d.address for d in donors], "secret", joiner.registry, None, options, note=lines.append)
+    assert "no snapshot is held here" in fetched.dropped[donors[0].address]
+    assert joiner.fingerprint() == donors[1].training.fingerprint()
+    assert [line for line in lines if "donor" in line] == [
+        line for line in lines if line.startswith("fetched the state")
+    ]
+    donors[1].snapshotter.release()
+    with pytest.raises(StartOver) as failed:
+        fetch([d.address for d in donors], joiner, None)
+    assert all(f"{donor.address}: refused: no snapshot" in str(failed.value) for donor in donors), "now both are told"
+
+
+def test_a_good_transfer_breaks_no_connection_off(donors):
+    for _ in range(5):
+        fetch([d.address for d in donors], Training(1), connections=4)
+    for donor in donors:
+        donor.server.close()
+    assert eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("serve ")])
+    assert [donor.refusals for donor in donors] == [[], []]
+
+
+def test_a_joiner_that_dies_between_two_requests_is_no_news_and_a_malformed_request_is(donors):
+    with connect(donors[0].address, "secret", 10.0) as connection:
+        connection.send_header({"state": None})
+        connection.receive_header()  # the text that follows is not read: the close resets the connection
+    assert eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("serve ")])
+    assert donors[0].refusals == []
+    with connect(donors[1].address, "secret", 10.0) as connection:
+        connection.send_header({"state": None, "range": 1 << 40})
+        assert donors[1].told.wait(10.0) and "broke off: the request names no range" in donors[1].refusals[0]
 
 
 def test_donors_with_other_bits_under_one_name_are_found(donors):
