@@ -357,6 +357,13 @@ class OperatorFenced(Event, frozen=True, kw_only=True):
     by: str
 
 
+class OperatorWordVoid(Event, frozen=True, kw_only=True):
+    """The operator's word against this incarnation is set aside: `epoch` is newer, and was formed with it."""
+
+    epoch: int
+    term: int = 0
+
+
 class TookOver(Event, frozen=True, kw_only=True):
     """A lighthouse whose log did not hold the epoch reigns from now on: nobody obeys another any more."""
 
@@ -399,7 +406,8 @@ KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
     Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged, SettingsDiffer,
-    FaultInjected, GroupLost, ReduceFailed, Fenced, OperatorFenced, TookOver, UserError, Unauthorised, EventsDropped,
+    FaultInjected, GroupLost, ReduceFailed, Fenced, OperatorFenced, OperatorWordVoid, TookOver, UserError, Unauthorised,
+    EventsDropped,
 )  # fmt: skip
 
 BY_NAME: dict[str, type[Event]] = {_tag(kind.__name__): kind for kind in KINDS}

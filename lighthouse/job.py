@@ -16,6 +16,9 @@ from lightkeeper.lighthouse.silence import Patience, stands
 CALLS_S = 5.0  # within which a manager has tried all its addresses
 MAY_NOT = "this lighthouse may not leave anybody out until they come, or `lightkeeper fence` says that they are gone"
 MAY_TRAIN = "they may be training without this lighthouse; if they are gone, say so with `lightkeeper fence`"
+NOBODY_CALLS = (
+    "nobody of this job is in touch with this lighthouse: it cannot use your word; name the one that the groups talk to"
+)
 KNOWN_BY = ("manager", "operator", "left")  # who says that a group is gone and knows it
 STARTED_AGAIN = "its process ended and the group was started again"  # before anybody missed it
 
@@ -37,6 +40,38 @@ class Bounds:
         return Patience.of(groups, self.lease_s, self.beat_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The word of somebody who knows that the processes of an incarnation are gone.
+
+    Attributes:
+        reason: one line for the person on call.
+        since: when it was said (monotonic seconds).
+        epoch: number of the newest epoch known here when the operator said it; None: its own manager said it.
+    """
+
+    reason: str
+    since: float
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fencing:
+    """What the operator's word that the processes of a group are gone would mean.
+
+    Attributes:
+        incarnation: whose processes it would be about, empty if the group is not known.
+        heard_s: seconds since it was heard, if it may well be alive.
+        gone_s: seconds since somebody who knows said the same, None if nobody did.
+        refused: why the word is of no use here, empty if it is taken.
+    """
+
+    incarnation: str = ""
+    heard_s: float | None = None
+    gone_s: float | None = None
+    refused: str = ""
+
+
 class Job:
     """Members of one job, as the lighthouse knows them.
 
@@ -56,7 +91,7 @@ class Job:
         self.told_term = term  # which those in touch were asked to acknowledge
         self.called_s: float | None = None  # since when all that a take-over needs have called
         self.fenced: dict[str, str] = {}  # incarnations that are to be fenced should they come, and why
-        self.dead: dict[str, str] = {}  # those that are, by the word of somebody who knows
+        self.dead: dict[str, Death] = {}  # those that are, by the word of somebody who knows
         self.ended = ""  # how the job ended last
         self.broken_off = history.broken_off
         self._said_s = now

@@ -14,7 +14,7 @@ from lightkeeper.lighthouse.actions import Action, Close, Ended, Note, Rise, Sen
 from lightkeeper.lighthouse.admission import refusal
 from lightkeeper.lighthouse.changes import Changes
 from lightkeeper.lighthouse.group import Gone, Group
-from lightkeeper.lighthouse.job import STARTED_AGAIN, Bounds
+from lightkeeper.lighthouse.job import NOBODY_CALLS, STARTED_AGAIN, Bounds, Fencing
 from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
 from lightkeeper.lighthouse.names import Epoch, Term
 from lightkeeper.lighthouse.signature import differences
@@ -130,30 +130,44 @@ class JobMachine(Changes):
             group.gone, group.beat = None, None
         return group.gone is None
 
-    def fence(self, name: str, by: str, now: float) -> tuple[list[Action], str]:
+    def fencing(self, name: str, now: float) -> Fencing:
+        """What the operator's word that the processes of a group are gone would mean here; changes nothing."""
+        slot = None if self.newest is None else self.newest.slot_of(name)
+        known = sorted({*self.groups, *(self.newest.groups if self.newest else ())})
+        if name not in known:
+            return Fencing(refused=f"job {self.job} has no group {name} here; it has {', '.join(known) or 'none'}")
+        group = self.groups[name]
+        incarnation = group.incarnation
+        if self.newest is not None and slot is not None:
+            incarnation = self.newest.members[slot].incarnation
+        if incarnation == group.incarnation and (heard_s := self._lives(group, now)) is not None:
+            lives = f"{name} was heard {heard_s:.1f} s ago: it lives; end its processes first"
+            return Fencing(incarnation, heard_s=heard_s, refused=lives)
+        if (death := self.dead.get(incarnation)) is not None:
+            return Fencing(incarnation, gone_s=now - death.since)
+        return Fencing(incarnation, refused="" if self._somebody_calls(incarnation, now) else NOBODY_CALLS)
+
+    def fence(self, name: str, by: str, now: float, incarnation: str = "") -> tuple[list[Action], str]:
         """The operator's explicit word that the processes of a group are gone.
 
         Args:
             name: the group.
             by: who says so.
             now: monotonic seconds.
+            incarnation: which of its incarnations is meant; empty: whichever is known here.
 
         Returns:
             What follows from it; and why it is refused, empty if it is not.
         """
-        slot = None if self.newest is None else self.newest.slot_of(name)
-        known = sorted({*self.groups, *(self.newest.groups if self.newest else ())})
-        if name not in known:
-            return [], f"job {self.job} has no group {name} here; it has {', '.join(known) or 'none'}"
-        group = self.groups[name]
-        incarnation = group.incarnation
-        if self.newest is not None and slot is not None:
-            incarnation = self.newest.members[slot].incarnation
-        if incarnation == group.incarnation and (heard_s := self._lives(group, now)) is not None:
-            return [], f"{name} was heard {heard_s:.1f} s ago: it lives; end its processes first"
+        fencing = self.fencing(name, now)
+        if incarnation not in ("", fencing.incarnation):
+            return [], f"{name} has been started again: incarnation {fencing.incarnation or 'none'} is known here now"
+        if fencing.refused or fencing.gone_s is not None:
+            return [], fencing.refused
+        group, incarnation = self.groups[name], fencing.incarnation
         self._quiet = False
         reason = f"{by} says that its processes are gone"
-        self._remember_dead(incarnation, reason)
+        self._remember_dead(incarnation, reason, self._newest_heard_of())
         actions: list[Action] = [Note("operator_fenced", {"group": name, "incarnation": incarnation, "by": by})]
         if incarnation == group.incarnation:
             lost = group.gone is None
@@ -164,6 +178,7 @@ class JobMachine(Changes):
     # ------------------------------------------------------------ messages
 
     def _hello(self, connection: int, hello: m.Hello, now: float) -> list[Action]:
+        actions = self._void_own_word(hello)
         if hello.incarnation in self.fenced and self._stands_left_out(hello):
             fence = m.Fence(self.fenced[hello.incarnation])
             return [Send(connection, fence), Close(connection)]
@@ -174,12 +189,12 @@ class JobMachine(Changes):
         if refused is not None:
             asks = self._ask_former(current, now) if refused.retry else []
             note = Note("refused", {"group": hello.group, "incarnation": hello.incarnation, "reason": refused.reason})
-            return [*asks, note, Send(connection, refused), Close(connection)]
+            return [*actions, *asks, note, Send(connection, refused), Close(connection)]
         if self._is_over(hello):
             self.highest = max(self.highest, hello.promised)
             self._remember_fenced(hello.incarnation, OVER)
-            return [Send(connection, m.Fence(OVER)), Close(connection)]
-        actions = self._learn(hello)
+            return [*actions, Send(connection, m.Fence(OVER)), Close(connection)]
+        actions += self._learn(hello)
         if self._left_out(hello):
             self._remember_fenced(hello.incarnation, LEFT_OUT)
             return [*actions, Send(connection, m.Fence(LEFT_OUT)), Close(connection)]

@@ -19,11 +19,13 @@ lighthouse answers first, which splits the members of a job whose first lighthou
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Close, Note, Send, Superseded
 from lightkeeper.lighthouse.group import Gone, Group
-from lightkeeper.lighthouse.job import CALLS_S, Job
-from lightkeeper.lighthouse.names import Membership
+from lightkeeper.lighthouse.job import CALLS_S, Death, Job
+from lightkeeper.lighthouse.names import Member, Membership
 
 FENCED_KEPT_MAX = 10_000
 VISITS_MAX = 10_000
@@ -44,7 +46,7 @@ class TakeOver(Job):
 
     def _learn_newest(self, newest: Membership) -> list[Action]:
         """An epoch that another lighthouse, or another's `Prepare`, put in force."""
-        actions = self._lose_reign()
+        actions = self._lose_reign() + self._void_words(newest)
         self.newest, self.reigns, self.prepared, self.shown = newest, False, [], newest.epoch
         self.highest = max(self.highest, newest.epoch.number)
         self.visits.clear()  # who called before it knew the epoch may have found another lighthouse since
@@ -224,13 +226,53 @@ class TakeOver(Job):
     def _remember_fenced(self, incarnation: str, reason: str) -> None:
         _keep(self.fenced, incarnation, reason)
 
-    def _remember_word(self, incarnation: str, reason: str) -> None:
+    def _remember_word(self, incarnation: str, reason: str, epoch: int | None = None) -> None:
         """Its own word that it is dead outlives its place here: its peers' last words may name it a member yet."""
-        _keep(self.dead, incarnation, reason)
+        _keep(self.dead, incarnation, Death(reason, self._ticked_s, epoch))
 
-    def _remember_dead(self, incarnation: str, reason: str) -> None:
-        self._remember_word(incarnation, reason)
+    def _remember_dead(self, incarnation: str, reason: str, epoch: int | None = None) -> None:
+        self._remember_word(incarnation, reason, epoch)
         _keep(self.fenced, incarnation, reason)
+
+    def _void_words(self, newer: Membership) -> list[Action]:
+        """Sets aside the operator's word for members of an epoch that was not known here when it was given.
+
+        The epoch was formed with them, by a lighthouse that had them in touch. If an epoch was formed here on the
+        strength of the word, the word stands: what is met now is the other history of which the operator was warned.
+        """
+        return [action for member in newer.members for action in self._void_word(newer, member)]
+
+    def _void_own_word(self, hello: m.Hello) -> list[Action]:
+        """The same for who comes and is itself such a member: before it is fenced for the word."""
+        slot = None if hello.known is None else hello.known.slot_of(hello.group, hello.incarnation)
+        if slot is None or hello.known is None or hello.died is not None:
+            return []
+        return self._void_word(hello.known, hello.known.members[slot])
+
+    def _void_word(self, newer: Membership, member: Member) -> list[Action]:
+        death = self.dead.get(member.incarnation)
+        if death is None or death.epoch is None or newer.epoch.number <= death.epoch:
+            return []
+        if self.newest is not None and self.newest.epoch.number > death.epoch:
+            return []
+        del self.dead[member.incarnation]
+        self.fenced.pop(member.incarnation, None)
+        group = self.groups.get(member.group)
+        if group is not None and group.incarnation == member.incarnation and group.gone is not None:
+            group.gone = None if group.gone.detected_by == "operator" else group.gone
+        fields = {"group": member.group, "incarnation": member.incarnation, "epoch": newer.epoch}
+        return [Note("operator_word_void", fields)]
+
+    def _newest_heard_of(self) -> int:
+        """Number of the newest epoch that was formed by all that is known here, 0 if there is none."""
+        newest = [self.newest] if self.newest is not None else []
+        return max((it.epoch.number for it in (*newest, *self.prepared, *self.foreign)), default=0)
+
+    def _somebody_calls(self, incarnation: str, now: float) -> bool:
+        """Whether a process of the job, other than this incarnation, is in touch or has called lately."""
+        if any(group.in_touch and group.incarnation != incarnation for group in self.groups.values()):
+            return True
+        return any(self._called(name, now) for name, visit in self.visits.items() if visit[0] != incarnation)
 
     def _send(self, group: Group, message: m.ToManager) -> list[Action]:
         return [] if group.connection is None else [Send(group.connection, message)]
@@ -244,7 +286,7 @@ class TakeOver(Job):
         return silent_s if fresh and group.incarnation not in self.fenced else None
 
 
-def _keep(reasons: dict[str, str], incarnation: str, reason: str) -> None:
+def _keep(reasons: dict[str, Any], incarnation: str, reason: Any) -> None:
     reasons[incarnation] = reason
     while len(reasons) > FENCED_KEPT_MAX:
         reasons.pop(next(iter(reasons)))

@@ -137,9 +137,9 @@ class World:
         if len(self.told(speaker, m.Refused)) == before:
             self.join(speaker)
 
-    def fence(self, group: str, by: str) -> str:
+    def fence(self, group: str, by: str, incarnation: str = "") -> str:
         """The operator's word; returns why it is refused."""
-        actions, refused = self.machine.fence(group, by, self.now)
+        actions, refused = self.machine.fence(group, by, self.now, incarnation)
         self._carry_out(actions)
         return refused
 
