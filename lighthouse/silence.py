@@ -120,7 +120,9 @@ class Look:
             if epoch_is_over and not self._few and group.hello is not None:
                 return Gone("its manager's stream broke and a member found the epoch broken", "stream", phase, step)
             if silent_s > self.patience.away_s * times:
-                return Gone(f"its manager's stream broke {silent_s:.1f} s ago", "lease", phase, step)
+                return Gone(
+                    f"its manager's stream broke and did not come back within {silent_s:.1f} s", "lease", phase, step
+                )
         elif silent(group, self.patience, self.now, times):
             return Gone(f"its manager has been silent for {silent_s:.1f} s", "lease", phase, step)
         return None
