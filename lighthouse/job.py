@@ -154,6 +154,10 @@ class Job:
             return (whom,), f"the first epoch needs {self.config.groups}", since_s
         return self._waiting_for_members(now)
 
+    def is_member(self, name: str) -> bool:
+        """Whether the incarnation of a group that was heard last is a member of the newest epoch."""
+        return self._member(name) is not None
+
     def _waiting_for_members(self, now: float) -> tuple[tuple[str, ...], str, float]:
         """Nobody has asked for a recovery, but members are not here."""
         if self.newest is None or self.stopped is not None:

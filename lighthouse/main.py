@@ -48,26 +48,30 @@ class Options:
 
 def run(options: Options) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code."""
+    bounds = options.bounds
+    events = None if options.run_folder is None else EventLog(options.run_folder, "lighthouse")
     try:
-        events = None if options.run_folder is None else EventLog(options.run_folder, "lighthouse")
-        return asyncio.run(_serve(options, events))
+        log = LighthouseLog(options.log)
     except LogError as error:
+        raise UsageError(str(error)) from error
+    try:
+        return asyncio.run(_serve(options, bounds, log, events))
+    except LogError as error:  # the disk is full, for instance
         print(f"lighthouse: {error}", file=sys.stderr)
         return 1
+    finally:
+        log.close()
 
 
-async def _serve(options: Options, events: EventLog | None) -> int:
+async def _serve(options: Options, bounds: Bounds, log: LighthouseLog, events: EventLog | None) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for every manager
     host, port = split_address(options.bind)
-    bounds = options.bounds
-    log = LighthouseLog(options.log)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     try:
         port = server.add_insecure_port(join_address(host, port))
     except RuntimeError as error:
         await server.stop(grace=None)
-        log.close()
         raise UsageError(
             f"cannot listen on {options.bind}: the port is in use or the address is not ours; give another --bind"
         ) from error
@@ -95,5 +99,4 @@ async def _serve(options: Options, events: EventLog | None) -> int:
         ticks.cancel()
         await service.end_streams()
         await server.stop(grace=0.2)
-        log.close()
     return 0

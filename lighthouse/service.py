@@ -123,16 +123,24 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
         return status(await self._known_job(job, context), time.monotonic())
 
     async def FenceGroup(self, request: Any, context: Context) -> Any:
-        """The operator's word that the processes of a group are gone."""
+        """The operator's word that the processes of a group are gone, or the question what it would mean."""
         await self._authorise(context, "FenceGroup")
         job = str(dict(context.invocation_metadata() or ()).get(JOB_KEY, ""))
         machine = await self._known_job(job, context)
         by = f"{request.by[:BY_CHARS_MAX] or 'somebody'} ({context.peer()})"
-        actions, refused = machine.fence(request.group, by, time.monotonic())
-        if refused:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused)
-        self._carry_out(job, actions)
-        return lighthouse_pb2.FenceGroupReply()
+        now = time.monotonic()
+        fencing = machine.fencing(request.group, now)
+        if not request.check:
+            actions, refused = machine.fence(request.group, by, now, request.incarnation)
+            if refused:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused)
+            self._carry_out(job, actions)
+        return lighthouse_pb2.FenceGroupReply(
+            incarnation=fencing.incarnation,
+            gone_ms=None if fencing.gone_s is None else round(fencing.gone_s * 1000),
+            heard_ms=None if fencing.heard_s is None else round(fencing.heard_s * 1000),
+            refused=fencing.refused,
+        )
 
     async def _known_job(self, job: str, context: Context) -> JobMachine:
         machine = self.jobs.get(job)

@@ -12,18 +12,21 @@ from lightkeeper.protos import lighthouse_pb2
 def status(machine: JobMachine, now: float) -> Any:
     """A `StatusReply` of the machine's state; `now` in monotonic seconds."""
     whom, why, since_s = machine.waiting(now)
+    ended = machine.ended if machine.newest is None else ""
+    in_touch = sum(g.in_touch and machine.is_member(g.name) for g in machine.groups.values())
     reply = lighthouse_pb2.StatusReply(
         job=machine.job,
         term=to_wire(machine.term),
-        waiting=f"{', '.join(whom)} ({why}) for {since_s:.1f} s" if whom else "",
+        waiting=f"{', '.join(whom)} ({why}) for {since_s:.1f} s" if whom and machine.stopped is None else "",
         reigns=machine.reigns and machine.newest is not None,
-        stopped=machine.stopped.reason if machine.stopped else machine.ended if machine.newest is None else "",
+        stopped=machine.stopped.reason if machine.stopped else "" if whom else ended,
+        ended=ended if whom and machine.stopped is None else "",
+        members_in_touch=in_touch,
     )
     if machine.newest is not None:
         reply.membership.CopyFrom(to_wire(machine.newest))
-    members = machine.newest.groups if machine.newest else ()
     for name, group in sorted(machine.groups.items()):
-        state = "member" if name in members else "joining"
+        state = "member" if machine.is_member(name) else "joining"
         if group.gone is not None:
             state = f"gone: {group.gone.cause}"
         elif group.connection is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -57,6 +58,15 @@ def authorised(carried: Any, token: str) -> bool:
     """Whether a call's metadata carries the token; compared in constant time."""
     given = dict(carried or ()).get(TOKEN_KEY, "")
     return hmac.compare_digest(str(given).encode(), token.encode())
+
+
+def plain_details(details: str | None) -> str:
+    """The details of a gRPC error as a person says it: ``connection refused``; what is not known is left as it is."""
+    details = details or "no details"
+    if "DNS resolution failed" in details or "errors resolving" in details:
+        return "its name cannot be resolved"
+    found = re.search(r"Failed to connect to remote host: (?:connect: )?([^:;(]+)", details)
+    return details if found is None else found[1].strip().lower()
 
 
 def split_address(address: str) -> tuple[str, int]:

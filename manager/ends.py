@@ -81,7 +81,8 @@ class Ends(Answers):
         return m.Died(f"rank {rank} {how}", rank, "", error.step, user_error)
 
     def _give_up(self, reason: str) -> list[Action]:
-        return [Tell(m.Died(reason, 0, "", self.step)), *self._finish(exits.GAVE_UP, reason)]
+        tell = Tell(m.Died(reason, 0, "", self.step))
+        return [tell, *self._finish(exits.GAVE_UP, f"{reason}; start this group again")]
 
     def _finish(self, exit_code: int, reason: str) -> list[Action]:
         """Kills what is left of the group and ends."""

@@ -17,8 +17,15 @@ from lightkeeper.wire import CHANNEL_OPTIONS
 WORD_S_MAX = 2.0
 
 
-def group_state(machine: GroupMachine, phase: str, now: float) -> Any:
-    """A `GroupStateReply` of the machine's state; `phase` is its slowest rank's, `now` in monotonic seconds."""
+def group_state(machine: GroupMachine, phase: str, at: str, now: float) -> Any:
+    """A `GroupStateReply` of the machine's state.
+
+    Args:
+        machine: the group's.
+        phase: that of its slowest rank.
+        at: address of the lighthouse that welcomed it last.
+        now: monotonic seconds.
+    """
     reply = manager_pb2.GroupStateReply(
         group=machine.settings.group,
         incarnation=machine.incarnation,
@@ -32,6 +39,7 @@ def group_state(machine: GroupMachine, phase: str, now: float) -> Any:
         standby=machine.standby,
         over=machine.ending or "",
         promised=machine.promised,
+        at=at if machine.in_touch else "",
     )
     if machine.known is not None:
         reply.membership.CopyFrom(to_wire(machine.known))

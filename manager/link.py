@@ -18,7 +18,7 @@ from lightkeeper.lighthouse.messages import Refused, ToLighthouse, ToManager, Un
 from lightkeeper.lighthouse.rosters import Rosters
 from lightkeeper.manager.addresses import Addresses
 from lightkeeper.protos import lighthouse_pb2_grpc
-from lightkeeper.wire import CHANNEL_OPTIONS, metadata
+from lightkeeper.wire import CHANNEL_OPTIONS, metadata, plain_details
 
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 0.25
@@ -118,7 +118,7 @@ class LighthouseLink:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED and not self.welcomed_at:
                 self.denied = f"the lighthouse at {address} refused our token: {error.details()}"
             elif not self._refused:  # a write after the last word of who refused fails too
-                why = "its stream broke" if error.code() == grpc.StatusCode.INTERNAL else error.details()
+                why = "its stream broke" if error.code() == grpc.StatusCode.INTERNAL else plain_details(error.details())
                 self._say_once(f"the lighthouse at {address} is not reachable ({why})")
         finally:
             writer.cancel()

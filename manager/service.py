@@ -260,7 +260,7 @@ class ManagerService:
     def _state(self) -> Any:
         views = [view for rank in self.ranks if (view := self._view(rank)) is not None]
         phase = next((v.phase for v in views if v.phase == "compute"), views[0].phase if views else "")
-        return group_state(self.machine, phase, time.monotonic())
+        return group_state(self.machine, phase, self.link.welcomed_at, time.monotonic())
 
     def _view(self, rank: int) -> RankView | None:
         register = self.machine.registered.get(rank)

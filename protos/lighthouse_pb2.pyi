@@ -408,16 +408,28 @@ class Heal(_message.Message):
     def __init__(self, step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class FenceGroupRequest(_message.Message):
-    __slots__ = ("group", "by")
+    __slots__ = ("group", "by", "incarnation", "check")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     group: str
     by: str
-    def __init__(self, group: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+    incarnation: str
+    check: bool
+    def __init__(self, group: _Optional[str] = ..., by: _Optional[str] = ..., incarnation: _Optional[str] = ..., check: _Optional[bool] = ...) -> None: ...
 
 class FenceGroupReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("incarnation", "gone_ms", "heard_ms", "refused")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GONE_MS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_MS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    gone_ms: int
+    heard_ms: int
+    refused: str
+    def __init__(self, incarnation: _Optional[str] = ..., gone_ms: _Optional[int] = ..., heard_ms: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -440,7 +452,7 @@ class GroupStatus(_message.Message):
     def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., silent_ms: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("job", "term", "membership", "groups", "waiting", "stopped", "reigns")
+    __slots__ = ("job", "term", "membership", "groups", "waiting", "stopped", "reigns", "members_in_touch", "ended")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +460,8 @@ class StatusReply(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     REIGNS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_IN_TOUCH_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     job: str
     term: Term
     membership: Membership
@@ -455,4 +469,6 @@ class StatusReply(_message.Message):
     waiting: str
     stopped: str
     reigns: bool
-    def __init__(self, job: _Optional[str] = ..., term: _Optional[_Union[Term, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., waiting: _Optional[str] = ..., stopped: _Optional[str] = ..., reigns: _Optional[bool] = ...) -> None: ...
+    members_in_touch: int
+    ended: str
+    def __init__(self, job: _Optional[str] = ..., term: _Optional[_Union[Term, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., waiting: _Optional[str] = ..., stopped: _Optional[str] = ..., reigns: _Optional[bool] = ..., members_in_touch: _Optional[int] = ..., ended: _Optional[str] = ...) -> None: ...

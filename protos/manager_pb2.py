@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lightkeeper.protos import lighthouse_pb2 as lightkeeper_dot_protos_dot_lighthouse__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lightkeeper/protos/manager.proto\x12\x0elightkeeper.v1\x1a#lightkeeper/protos/lighthouse.proto\"Q\n\rSetKeyRequest\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.lightkeeper.v1.Epoch\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\r\n\x0bSetKeyReply\"V\n\rGetKeyRequest\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.lightkeeper.v1.Epoch\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x1c\n\x0bGetKeyReply\x12\r\n\x05value\x18\x01 \x01(\x0c\"\x13\n\x11GroupStateRequest\"\xa4\x02\n\x0fGroupStateReply\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x33\n\nmembership\x18\x03 \x01(\x0b\x32\x1a.lightkeeper.v1.MembershipH\x00\x88\x01\x01\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x10\n\x08in_touch\x18\x06 \x01(\x08\x12\x0f\n\x07\x61way_ms\x18\x07 \x01(\x04\x12\x12\n\nlighthouse\x18\x08 \x01(\t\x12\x12\n\nwaiting_ms\x18\t \x01(\x04\x12\x10\n\x08suspects\x18\n \x03(\t\x12\x0f\n\x07standby\x18\x0b \x01(\t\x12\x0c\n\x04over\x18\x0c \x01(\t\x12\x10\n\x08promised\x18\r \x01(\x04\x42\r\n\x0b_membership2\xe7\x01\n\x07Manager\x12\x44\n\x06SetKey\x12\x1d.lightkeeper.v1.SetKeyRequest\x1a\x1b.lightkeeper.v1.SetKeyReply\x12\x44\n\x06GetKey\x12\x1d.lightkeeper.v1.GetKeyRequest\x1a\x1b.lightkeeper.v1.GetKeyReply\x12P\n\nGroupState\x12!.lightkeeper.v1.GroupStateRequest\x1a\x1f.lightkeeper.v1.GroupStateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lightkeeper/protos/manager.proto\x12\x0elightkeeper.v1\x1a#lightkeeper/protos/lighthouse.proto\"Q\n\rSetKeyRequest\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.lightkeeper.v1.Epoch\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\r\n\x0bSetKeyReply\"V\n\rGetKeyRequest\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.lightkeeper.v1.Epoch\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x1c\n\x0bGetKeyReply\x12\r\n\x05value\x18\x01 \x01(\x0c\"\x13\n\x11GroupStateRequest\"\xb0\x02\n\x0fGroupStateReply\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x33\n\nmembership\x18\x03 \x01(\x0b\x32\x1a.lightkeeper.v1.MembershipH\x00\x88\x01\x01\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x10\n\x08in_touch\x18\x06 \x01(\x08\x12\x0f\n\x07\x61way_ms\x18\x07 \x01(\x04\x12\x12\n\nlighthouse\x18\x08 \x01(\t\x12\x12\n\nwaiting_ms\x18\t \x01(\x04\x12\x10\n\x08suspects\x18\n \x03(\t\x12\x0f\n\x07standby\x18\x0b \x01(\t\x12\x0c\n\x04over\x18\x0c \x01(\t\x12\x10\n\x08promised\x18\r \x01(\x04\x12\n\n\x02\x61t\x18\x0e \x01(\tB\r\n\x0b_membership2\xe7\x01\n\x07Manager\x12\x44\n\x06SetKey\x12\x1d.lightkeeper.v1.SetKeyRequest\x1a\x1b.lightkeeper.v1.SetKeyReply\x12\x44\n\x06GetKey\x12\x1d.lightkeeper.v1.GetKeyRequest\x1a\x1b.lightkeeper.v1.GetKeyReply\x12P\n\nGroupState\x12!.lightkeeper.v1.GroupStateRequest\x1a\x1f.lightkeeper.v1.GroupStateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,7 +43,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GROUPSTATEREQUEST']._serialized_start=305
   _globals['_GROUPSTATEREQUEST']._serialized_end=324
   _globals['_GROUPSTATEREPLY']._serialized_start=327
-  _globals['_GROUPSTATEREPLY']._serialized_end=619
-  _globals['_MANAGER']._serialized_start=622
-  _globals['_MANAGER']._serialized_end=853
+  _globals['_GROUPSTATEREPLY']._serialized_end=631
+  _globals['_MANAGER']._serialized_start=634
+  _globals['_MANAGER']._serialized_end=865
 # @@protoc_insertion_point(module_scope)

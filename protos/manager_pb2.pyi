@@ -42,7 +42,7 @@ class GroupStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GroupStateReply(_message.Message):
-    __slots__ = ("group", "incarnation", "membership", "step", "phase", "in_touch", "away_ms", "lighthouse", "waiting_ms", "suspects", "standby", "over", "promised")
+    __slots__ = ("group", "incarnation", "membership", "step", "phase", "in_touch", "away_ms", "lighthouse", "waiting_ms", "suspects", "standby", "over", "promised", "at")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class GroupStateReply(_message.Message):
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     PROMISED_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     group: str
     incarnation: str
     membership: _lighthouse_pb2.Membership
@@ -69,4 +70,5 @@ class GroupStateReply(_message.Message):
     standby: str
     over: str
     promised: int
-    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., membership: _Optional[_Union[_lighthouse_pb2.Membership, _Mapping]] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., in_touch: _Optional[bool] = ..., away_ms: _Optional[int] = ..., lighthouse: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., suspects: _Optional[_Iterable[str]] = ..., standby: _Optional[str] = ..., over: _Optional[str] = ..., promised: _Optional[int] = ...) -> None: ...
+    at: str
+    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., membership: _Optional[_Union[_lighthouse_pb2.Membership, _Mapping]] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., in_touch: _Optional[bool] = ..., away_ms: _Optional[int] = ..., lighthouse: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., suspects: _Optional[_Iterable[str]] = ..., standby: _Optional[str] = ..., over: _Optional[str] = ..., promised: _Optional[int] = ..., at: _Optional[str] = ...) -> None: ...

@@ -35,7 +35,7 @@ def call(service: str, method: str, address: str, request: Any, job: str, token:
     import grpc
 
     from lightkeeper.protos import lighthouse_pb2_grpc, manager_pb2_grpc
-    from lightkeeper.wire import CHANNEL_OPTIONS, metadata
+    from lightkeeper.wire import CHANNEL_OPTIONS, metadata, plain_details
 
     stubs = {"Lighthouse": lighthouse_pb2_grpc.LighthouseStub, "Manager": manager_pb2_grpc.ManagerStub}
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
@@ -43,4 +43,4 @@ def call(service: str, method: str, address: str, request: Any, job: str, token:
             ask = getattr(stubs[service](channel), method)
             return Said(address, ask(request, timeout=ANSWER_S_MAX, metadata=metadata(token, job)))
         except grpc.RpcError as error:
-            return Said(address, None, error.code().name, error.details() or "no details")
+            return Said(address, None, error.code().name, plain_details(error.details()))

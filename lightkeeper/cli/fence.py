@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import getpass
 import socket
 from typing import Annotated
@@ -18,7 +19,9 @@ def command(
     group: Annotated[str, typer.Option("--group", help="The group whose processes are gone.")],
     lighthouse: Annotated[
         str,
-        typer.Option(envvar="LIGHTKEEPER_LIGHTHOUSE", metavar="HOST:PORT[,...]", help="Lighthouses to tell."),
+        typer.Option(
+            envvar="LIGHTKEEPER_LIGHTHOUSE", metavar="HOST:PORT[,...]", help="Lighthouses to tell: all that there are."
+        ),
     ] = DEFAULT_LIGHTHOUSE,
     job: Annotated[str, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.")] = "job",
     token_file: shared.TokenFile = None,
@@ -26,24 +29,54 @@ def command(
     """Say that no process of a group lives any more, so that the job may go on without it.
 
     Make sure of it first (the node is off, the job step is gone): a group that still trains somewhere would go on
-    beside the job. Refused for a group that beats.
+    beside the job. Every address is asked first; if the group is heard at one of them, none is told.
     """
     addresses = check_lighthouses(lighthouse, "--lighthouse")
     token = require_token(token_file)
     from lightkeeper.protos import lighthouse_pb2
 
-    request = lighthouse_pb2.FenceGroupRequest(group=group, by=f"{getpass.getuser()}@{socket.gethostname()}")
-    said = [call("Lighthouse", "FenceGroup", address, request, job, token) for address in addresses]
-    taken = [one.address for one in said if one.reply is not None]
-    rest = "; ".join(_why_not(one) for one in said if one.reply is None)
-    if not taken:
-        error = ToldError if all(one.nobody for one in said) else UsageError
-        raise error(rest)
-    typer.echo(f"{group} of job {job} counts as gone at {', '.join(taken)}" + (f" ({rest})" if rest else ""))
+    question = lighthouse_pb2.FenceGroupRequest(group=group, check=True)
+    asked = [call("Lighthouse", "FenceGroup", address, question, job, token) for address in addresses]
+    _check_nobody_objects(asked)
+    lines, rest = [], [_why_not(one) for one in asked if one.reply is None or one.reply.refused]
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    for one in (one for one in asked if one.reply is not None and not one.reply.refused):
+        name = f"{group} (incarnation {one.reply.incarnation}) of job {job}"
+        if one.reply.HasField("gone_ms"):
+            lines.append(f"{name} already counts as gone at {one.address}, since {_clock(one.reply.gone_ms)}")
+            continue
+        request = lighthouse_pb2.FenceGroupRequest(group=group, by=by, incarnation=one.reply.incarnation)
+        told = call("Lighthouse", "FenceGroup", one.address, request, job, token)
+        if told.reply is None:
+            rest.append(_why_not(told))
+        else:
+            lines.append(f"{name} counts as gone at {one.address}")
+    if not lines:
+        error = ToldError if all(one.nobody for one in asked) else UsageError
+        raise error("; ".join(rest))
+    for line in (*lines, *rest):
+        typer.echo(line)
     return 0
+
+
+def _check_nobody_objects(asked: list[Said]) -> None:
+    """Whether the word may be given at all.
+
+    Raises:
+        UsageError: a lighthouse hears the group, or does not answer the question.
+    """
+    for one in asked:
+        known = one.reply is not None or one.nobody or one.code == "NOT_FOUND"
+        if not known or (one.reply is not None and one.reply.HasField("heard_ms")):
+            raise UsageError(_why_not(one) + ("; no lighthouse was told anything" if len(asked) > 1 else ""))
 
 
 def _why_not(one: Said) -> str:
     if one.nobody:
         return f"no lighthouse answers at {one.address}: {one.details}"
-    return f"the lighthouse at {one.address} says: {one.details}"
+    return f"the lighthouse at {one.address} says: {one.details if one.reply is None else one.reply.refused}"
+
+
+def _clock(ago_ms: int) -> str:
+    at = datetime.datetime.now() - datetime.timedelta(milliseconds=ago_ms)
+    return f"{at:%H:%M:%S} ({ago_ms / 1000:.0f} s ago)"

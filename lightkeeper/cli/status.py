@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json as json_module
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,7 +13,9 @@ from lightkeeper.cli import group as shared
 from lightkeeper.cli import outage
 from lightkeeper.cli.calls import Said, call
 from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_addresses, check_lighthouses, require_token
+from lightkeeper.cli.outage import Found, managers_in
 from lightkeeper.errors import ToldError, UsageError
+from lightkeeper.manager.addresses import FILE
 
 
 def command(
@@ -46,25 +49,40 @@ def command(
 
     If no lighthouse answers, the groups' own managers are asked.
     """
-    addresses = check_lighthouses(lighthouse, "--lighthouse")
     managers = check_addresses(manager, "--manager") if manager else ()
+    addresses, unusable = _addresses(lighthouse, others=bool(managers or run_folder))
     token = require_token(token_file)
-    said = ask(addresses, job, token)
+    said = ask(addresses, job, token) + ([Said(lighthouse, None, "UNAVAILABLE", unusable)] if unusable else [])
     best = choose(said)
+    found = Found() if managers or (best is not None and best.reply.members_in_touch) else managers_in(run_folder, job)
     if best is None:
-        return outage.show(said, managers or outage.managers_in(run_folder), job, token, json)
+        return outage.show(said, managers, found, job, token, json)
+    others = {one.address: _beside(one, best) for one in said if one is not best}
     if json:
-        from google.protobuf.json_format import MessageToJson
+        from google.protobuf.json_format import MessageToDict
 
-        text = MessageToJson(best.reply, preserving_proto_field_name=True, indent=None)
-        sys.stdout.write(text + "\n")
+        told = MessageToDict(best.reply, preserving_proto_field_name=True)
+        sys.stdout.write(json_module.dumps({**told, "address": best.address, "also_asked": others}) + "\n")
         return 0
-    for one in said:
-        if one is not best:
-            standby = "stands by" if one.reply is not None else one.details
-            typer.echo(f"also asked {one.address}: {'no lighthouse answers' if one.nobody else standby}")
-    show(best.reply)
+    for address, text in others.items():
+        typer.echo(f"also asked {address}: {text}")
+    show(best)
+    elsewhere = (
+        "" if best.reply.members_in_touch else outage.elsewhere(managers or found.addresses, addresses, job, token)
+    )
+    if elsewhere:
+        typer.echo(elsewhere)
     return 0
+
+
+def _addresses(lighthouse: str, others: bool) -> tuple[tuple[str, ...], str]:
+    """The addresses, and why the file that should hold them cannot be used, if there are `others` to ask."""
+    try:
+        return check_lighthouses(lighthouse, "--lighthouse"), ""
+    except UsageError as error:
+        if not others or not lighthouse.startswith(FILE):
+            raise
+        return (), str(error)
 
 
 def ask(addresses: tuple[str, ...], job: str, token: str) -> list[Said]:
@@ -86,19 +104,40 @@ def ask(addresses: tuple[str, ...], job: str, token: str) -> list[Said]:
 
 
 def choose(said: list[Said]) -> Said | None:
-    """The answer of the lighthouse that reigns, else of one that knows who is a member, else any."""
-    answers = [one for one in said if one.reply is not None]
-    return max(answers, key=lambda one: (one.reply.reigns, one.reply.HasField("membership")), default=None)
+    """The answer of who decides for the job, as far as can be seen.
+
+    That is who reigns and has members in touch; else who has most of them in touch, or knows the newest epoch. A
+    lighthouse with an old log believes that it reigns, but nobody is there.
+    """
+
+    def weight(one: Said) -> tuple[bool, int, int, bool, bool]:
+        reply, number = one.reply, one.reply.membership.epoch.number
+        here = reply.members_in_touch
+        return reply.reigns and here > 0, here, number, reply.reigns, reply.HasField("membership")
+
+    return max((one for one in said if one.reply is not None), key=weight, default=None)
 
 
-def show(reply: Any) -> None:
+def _beside(one: Said, best: Said) -> str:
+    """What another lighthouse than the best said, in a few words."""
+    if one.reply is None:
+        return f"no lighthouse answers ({one.details})" if one.nobody else one.details
+    here, number = one.reply.members_in_touch, one.reply.membership.epoch.number
+    touch = f"{here} of its members in touch with it" if here else "nobody is in touch with it"
+    newest = best.reply.membership.epoch.number
+    if not one.reply.HasField("membership") or number == newest:
+        return f"stands by; {touch}"
+    return f"knows {'an older' if number < newest else 'a newer'} epoch ({number}); {touch}"
+
+
+def show(said: Said) -> None:
     """Print the reply for a person."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    head = f"job {reply.job}, term {reply.term.number} of lighthouse {reply.term.lighthouse}"
+    console, reply = Console(highlight=False), said.reply
+    head = f"job {reply.job}, term {reply.term.number} of lighthouse {reply.term.lighthouse} at {said.address}"
     if reply.HasField("membership"):
         head += f", epoch {reply.membership.epoch.number}"
     console.print(Text(head))
@@ -110,6 +149,8 @@ def show(reply: Any) -> None:
         console.print(Text(reply.stopped if reply.stopped.startswith("finished") else f"stopped: {reply.stopped}"))
     elif reply.waiting:
         console.print(Text(f"waiting for {reply.waiting}"))
+    if reply.ended:
+        console.print(Text(f"before that: {reply.ended}"))
     if not reply.groups:
         console.print(Text("no group is here: the job has not begun, or it has ended"))
         return

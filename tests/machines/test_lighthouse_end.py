@@ -6,6 +6,7 @@ import pytest
 from world import World
 
 from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.status import status
 
 BUG = m.UserError(5, "ValueError", "loss is nan", "train.py:12 in loop")
 
@@ -165,3 +166,30 @@ def test_the_last_one_out_may_have_missed_the_stop_too() -> None:
     world.arrive("g1", known=membership)
     (stop,) = world.told("g1", m.Stop)
     assert stop.ok
+
+
+def test_while_groups_wait_for_the_next_run_the_status_says_for_whom_and_how_the_last_one_ended() -> None:
+    """All groups vanish; two are started again, and the third is fenced."""
+    world = World()
+    world.start()
+    world.cut("g0", "g1", "g2")
+    world.pass_s(5)
+    world.arrive("g0/i2", "g2/i2")
+    assert status(world.machine, world.now).waiting.startswith("g1 (") and world.fence("g1", "ann") == ""
+    reply = status(world.machine, world.now)
+    assert reply.waiting.startswith("1 more group (the first epoch needs 3) for ")
+    assert "ann says that its processes are gone" in reply.ended and not reply.stopped
+    world.cut("g0/i2", "g2/i2")
+    reply = status(world.machine, world.now)
+    assert "ann says that its processes are gone" in reply.stopped and not reply.waiting and not reply.ended
+
+
+def test_the_status_counts_the_members_in_touch() -> None:
+    world = World()
+    world.start()
+    world.cut("g2")
+    world.pass_s(3, {"g0": 5, "g1": 5})
+    world.arrive("g2/i2")
+    assert status(world.machine, world.now).members_in_touch == 2, "g2/i2 is no member"
+    states = {group.group: group.state for group in status(world.machine, world.now).groups}
+    assert states == {"g0": "member", "g1": "member", "g2": "joining"}

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
 
-import grpc
 import pytest
 
 from lightkeeper.cli.app import run
 from lightkeeper.cli.options import LaunchOptions, check_address, require_token
 from lightkeeper.errors import RunFolderError, UsageError
 from lightkeeper.events import EventLog
-from lightkeeper.events.schema import Committed, GroupLost, ProcessStarted
+from lightkeeper.events.schema import Committed, GroupLost
 from lightkeeper.manager.settings import Settings
-from lightkeeper.protos import lighthouse_pb2, lighthouse_pb2_grpc, manager_pb2, manager_pb2_grpc
-from lightkeeper.wire import JOB_KEY, authorised
 
 COMMANDS = ["lighthouse", "launch", "manager", "demo", "bench", "events", "status", "fence"]
 
@@ -233,227 +226,6 @@ def test_told_errors_and_interrupts_have_their_codes(
     monkeypatch.setattr(sys.modules["lightkeeper.lighthouse.main"], "run", interrupt)
     assert run(["lighthouse"]) == 130
     assert capsys.readouterr().err == ""
-
-
-# --- status
-
-
-class FakeLighthouse(lighthouse_pb2_grpc.LighthouseServicer):
-    """Knows one job, `j`, and the token `secret`."""
-
-    stopped = ""
-
-    fenced: ClassVar[list[tuple[str, str]]] = []
-
-    def FenceGroup(self, request: Any, context: grpc.ServicerContext) -> Any:
-        carried = dict(context.invocation_metadata())
-        if not authorised(carried.items(), "secret"):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
-        if carried[JOB_KEY] != "j":
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no job {carried[JOB_KEY]!r} here; jobs: j")
-        if request.group == "g0":
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "g0 was heard 0.1 s ago: it lives")
-        self.fenced.append((request.group, request.by))
-        return lighthouse_pb2.FenceGroupReply()
-
-    def Status(self, request: Any, context: grpc.ServicerContext) -> Any:
-        carried = dict(context.invocation_metadata())
-        if not authorised(carried.items(), "secret"):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
-        if carried[JOB_KEY] != "j":
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no job {carried[JOB_KEY]!r} here; jobs: j")
-        reply = lighthouse_pb2.StatusReply(job="j", waiting="g2 (to join) for 3.0 s", stopped=self.stopped)
-        reply.term.number = 4
-        reply.membership.epoch.number = 9
-        if self.stopped == "forgotten":
-            return lighthouse_pb2.StatusReply(job="j")
-        reply.groups.add(group="g0", state="member", phase="reduce", step=12, silent_ms=150)
-        return reply
-
-
-@pytest.fixture
-def lighthouse() -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(2))
-    port = server.add_insecure_port("127.0.0.1:0")
-    lighthouse_pb2_grpc.add_LighthouseServicer_to_server(FakeLighthouse(), server)  # type: ignore[no-untyped-call]
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None)
-
-
-def test_status_shows_the_job(lighthouse: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["status", "--lighthouse", lighthouse, "--job", "j"]) == 0
-    said = capsys.readouterr().out
-    assert "job j, term 4" in said
-    assert "epoch 9" in said
-    assert "waiting for g2 (to join) for 3.0 s" in said
-    for text in ("g0", "member", "reduce", "12", "0.1 s"):
-        assert text in said
-    assert run(["status", "--lighthouse", lighthouse, "--job", "j", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["groups"][0]["phase"] == "reduce"
-
-
-@pytest.mark.parametrize(
-    ("reason", "says"),
-    [("finished: step 40 is final", "finished: step 40 is final"), ("nobody is left", "stopped: nobody is left")],
-)
-def test_status_after_the_end(
-    reason: str, says: str, lighthouse: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(FakeLighthouse, "stopped", reason)
-    assert run(["status", "--lighthouse", lighthouse, "--job", "j"]) == 0
-    said = capsys.readouterr().out
-    assert says in said.splitlines()
-    assert "waiting" not in said
-    assert "0.1 s" not in said, "nobody is expected to speak any more"
-
-
-def test_status_of_a_job_that_nobody_is_in(
-    lighthouse: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(FakeLighthouse, "stopped", "forgotten")
-    assert run(["status", "--lighthouse", lighthouse, "--job", "j"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1:] == ["no group is here: the job has not begun, or it has ended"]
-
-
-def test_status_tells_what_is_wrong(
-    lighthouse: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["status", "--lighthouse", lighthouse]) == 2
-    assert "no job 'job' here; jobs: j" in one_line(capsys)
-    monkeypatch.setenv("LIGHTKEEPER_TOKEN", "other")
-    assert run(["status", "--lighthouse", lighthouse, "--job", "j"]) == 2
-    assert "wrong or missing token" in one_line(capsys)
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
-        assert run(["status", "--lighthouse", address]) == 1
-    assert one_line(capsys).startswith(f"no lighthouse answers at {address}")
-
-
-def unused_address() -> str:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{unused.getsockname()[1]}"
-
-
-def test_status_asks_every_lighthouse(lighthouse: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    away = unused_address()
-    (tmp_path / "at").write_text(f"{away},{lighthouse}")
-    for where in (f"{away},{lighthouse}", f"file:{tmp_path / 'at'}"):
-        assert run(["status", "--lighthouse", where, "--job", "j"]) == 0
-        said = capsys.readouterr().out
-        assert f"also asked {away}: no lighthouse answers" in said and "epoch 9" in said
-        assert "this lighthouse does not reign" in said
-
-
-class FakeManager(manager_pb2_grpc.ManagerServicer):
-    """The manager of g0, whose epoch has a member that does not answer."""
-
-    reply = manager_pb2.GroupStateReply(group="g0", step=41, phase="reduce", away_ms=34_000)
-
-    def GroupState(self, request: Any, context: grpc.ServicerContext) -> Any:
-        if not authorised(context.invocation_metadata(), "secret"):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
-        return self.reply
-
-
-@pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(2))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    reply = manager_pb2.GroupStateReply()
-    reply.CopyFrom(FakeManager.reply)
-    reply.membership.epoch.number = 7
-    reply.membership.members.add(group="g0", manager=address)
-    reply.membership.members.add(group="g1", manager=unused_address())
-    monkeypatch.setattr(FakeManager, "reply", reply)
-    manager_pb2_grpc.add_ManagerServicer_to_server(FakeManager(), server)  # type: ignore[no-untyped-call]
-    server.start()
-    yield address
-    server.stop(None)
-
-
-def test_status_without_a_lighthouse_asks_the_groups(manager: str, capsys: pytest.CaptureFixture[str]) -> None:
-    away = unused_address()
-    words = ["status", "--lighthouse", away, "--job", "j", "--manager", manager]
-    assert run(words) == 0
-    said = capsys.readouterr().out
-    assert f"no lighthouse: {away}" in said
-    assert "no lighthouse for 34 s, running on epoch 7 at step 41" in said and "no answer from g1, a member" in said
-    assert run([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["groups"][0]["membership"]["epoch"]["number"], told["no_answer"]) == ("7", ["g1"])
-
-
-def test_status_without_a_lighthouse_says_for_whom_the_job_stands(
-    manager: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    FakeManager.reply.waiting_ms = 12_000
-    FakeManager.reply.suspects.append("g1")
-    FakeManager.reply.standby = "standby: takes over once it has heard g1"
-    assert run(["status", "--lighthouse", unused_address(), "--job", "j", "--manager", manager]) == 0
-    said = capsys.readouterr().out
-    assert "job j stands at step 41 of epoch 7 since 12 s: the connection to g1 broke" in said
-    assert "standby: takes over once it has heard g1" in said
-
-
-def test_status_finds_the_managers_in_the_runs_events(
-    manager: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = EventLog(tmp_path, "manager g0", group="g0")
-    log.write(ProcessStarted(listens="127.0.0.1:1"))
-    log.write(ProcessStarted(listens=manager))
-    assert run(["status", "--lighthouse", unused_address(), "--job", "j", "--run-folder", str(tmp_path)]) == 0
-    assert "running on epoch 7" in capsys.readouterr().out
-
-
-def test_status_where_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = unused_address(), unused_address()
-    assert run(["status", "--lighthouse", f"{a},{b}", "--manager", unused_address()]) == 1
-    said = one_line(capsys)
-    assert said.startswith(f"no lighthouse answers at {a}: ") and f"; {b}: " in said
-    assert said.endswith("no manager answers either")
-
-
-# --- fence
-
-
-def test_fence_tells_every_lighthouse(
-    lighthouse: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    away = unused_address()
-    assert run(["fence", "--group", "g2", "--job", "j", "--lighthouse", f"{away},{lighthouse}"]) == 0
-    said = capsys.readouterr().out
-    assert f"g2 of job j counts as gone at {lighthouse} (no lighthouse answers at {away}" in said
-    assert FakeLighthouse.fenced[-1][0] == "g2" and "@" in FakeLighthouse.fenced[-1][1]
-
-
-@pytest.mark.parametrize(
-    ("words", "says", "code"),
-    [
-        (["--group", "g0"], "g0 was heard 0.1 s ago: it lives", 2),
-        (["--group", "g2", "--job", "other"], "no job 'other' here", 2),
-        ([], "--group", 2),
-    ],
-)
-def test_fence_is_refused_in_one_line(
-    words: list[str], says: str, code: int, lighthouse: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["fence", "--lighthouse", lighthouse, "--job", "j", *words]) == code
-    assert says in one_line(capsys)
-
-
-def test_fence_where_nobody_answers(
-    lighthouse: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    address = unused_address()
-    assert run(["fence", "--group", "g2", "--lighthouse", address]) == 1
-    assert one_line(capsys).startswith(f"no lighthouse answers at {address}")
-    monkeypatch.setenv("LIGHTKEEPER_TOKEN", "other")
-    assert run(["fence", "--group", "g2", "--lighthouse", lighthouse]) == 2
-    assert "wrong or missing token" in one_line(capsys)
 
 
 # --- events

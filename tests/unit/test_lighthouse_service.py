@@ -271,6 +271,43 @@ def test_status_shows_the_job_and_names_the_jobs_there_are() -> None:
     scene(go)
 
 
+def test_the_operator_may_ask_what_a_word_would_mean_and_be_refused() -> None:
+    async def go() -> None:
+        async with serving() as served, Speaker(served.address) as g0, Speaker(served.address) as g1:
+            for speaker, group in ((g0, "g0"), (g1, "g1")):
+                await speaker.say(hello(group, 2), JOIN)
+            for speaker in (g0, g1):
+                prepare = await speaker.hears(m.Prepare)
+                await speaker.say(m.Promise(prepare.epoch, None, (), None, (), 4))
+            await g1.hears(m.Activate)
+            machine = served.service.jobs["job"]
+            stub: Any = lighthouse_pb2_grpc.LighthouseStub(g1.channel)
+
+            async def fence(**fields: Any) -> Any:
+                request = lighthouse_pb2.FenceGroupRequest(group="g0", by="ann", **fields)
+                return await stub.FenceGroup(request, metadata=metadata(TOKEN, "job"))
+
+            lives = await fence(check=True)
+            assert lives.HasField("heard_ms") and "it lives" in lives.refused and lives.incarnation == "g0-i1"
+            g0.call.cancel()
+            while machine.groups["g0"].connection is not None:
+                await asyncio.sleep(0.01)
+            machine.groups["g0"].heard -= 10
+            asked = await fence(check=True)
+            assert not asked.refused and not asked.HasField("heard_ms") and not machine.dead, (
+                "a question changes nothing"
+            )
+            with pytest.raises(grpc.aio.AioRpcError, match="has been started again: incarnation g0-i1"):
+                await fence(incarnation="g0-i0")
+            assert not machine.dead
+            assert not (await fence(incarnation="g0-i1")).HasField("gone_ms") and "g0-i1" in machine.dead
+            assert (await fence(incarnation="g0-i1")).HasField("gone_ms")
+            status = await stub.Status(lighthouse_pb2.StatusRequest(), metadata=metadata(TOKEN, "job"))
+            assert status.members_in_touch == 1
+
+    scene(go)
+
+
 def test_a_restart_on_the_same_log_knows_the_job(tmp_path: Path) -> None:
     async def go() -> None:
         async with serving(tmp_path) as served, Speaker(served.address) as speaker:
@@ -403,10 +440,10 @@ def test_a_lease_that_makes_no_sense_gives_one_line(lease_s: float) -> None:
         run(Options("127.0.0.1:0", TOKEN, lease_s=lease_s))
 
 
-def test_a_held_log_ends_it_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_held_log_is_wrong_input_in_one_line(tmp_path: Path) -> None:
     log = LighthouseLog(tmp_path)
-    assert run(Options("127.0.0.1:0", TOKEN, log=tmp_path)) == 1
-    assert "another lighthouse holds the log" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="another lighthouse holds the log"):
+        run(Options("127.0.0.1:0", TOKEN, log=tmp_path))
     log.close()
 
 
