@@ -8,6 +8,7 @@ the lighthouse must have on disk before it speaks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Activated, Note, Record
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
 from lightkeeper.manager import local
+from lightkeeper.manager.actions import Action, Tell, ToRanks
 from lightkeeper.manager.machine import ENDS_S_MAX
 from lightkeeper.simulator.state import Part, Reduced, State
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from lightkeeper.simulator.world import World
 
 FENCED_LEASES = 3
+STOOD_LEASES = 0.9  # so long somebody has stood for whom one is left out that is silent
 
 
 class Violation(AssertionError):
@@ -80,6 +83,8 @@ class Checkers:
         self._committed: dict[tuple[Epoch, int], Entry] = {}
         self._obeyed: dict[str, tuple[int, Membership | None, Term | None]] = {}
         self._left_out: dict[str, LeftOut] = {}
+        self._stands: dict[str, Membership | None] = {}  # by lighthouse, unless it has heard that it is over
+        self._waiting: dict[tuple[str, str], tuple[float, int]] = {}  # last beat by lighthouse and incarnation
 
     # ------------------------------------------------------------ names
 
@@ -116,6 +121,24 @@ class Checkers:
             raise Violation("I3", f"{process.incarnation} acknowledges {machine.acknowledged} after {acknowledged}")
         self._obeyed[process.incarnation] = (machine.promised, machine.known, machine.acknowledged)
 
+    def received(self, process: GroupProcess, message: m.ToManager, actions: Sequence[Action]) -> None:
+        """A manager has taken a message: what is lower than it has promised, or repeated, has no effect."""
+        promised, known, acknowledged = self._obeyed.get(process.incarnation, (0, None, None))
+        if isinstance(message, m.Activate):
+            epoch = message.membership.epoch
+        elif isinstance(message, m.Prepare):
+            epoch = message.epoch
+        else:
+            return
+        lower = epoch.number < promised or (acknowledged is not None and epoch.term < acknowledged)
+        repeated = known is not None and epoch.number <= known.epoch.number
+        obeys = any(
+            isinstance(a, ToRanks) or (isinstance(a, Tell) and isinstance(a.message, m.Promise)) for a in actions
+        )
+        if obeys and (lower or repeated):
+            where = f"in {known and known.epoch}, has promised {promised} and acknowledged {acknowledged}"
+            raise Violation("I3", f"{process.incarnation} is {where}, and obeys {_brief(message)}")
+
     def _knows(self, who: str, known: Membership, before: Membership | None) -> None:
         if before is not None and known.epoch.number <= before.epoch.number:
             raise Violation("I3", f"{who} goes from {before.epoch} to {known.epoch}")
@@ -130,12 +153,23 @@ class Checkers:
         if life is None:
             life = None if membership.base is None else self._lives.get(membership.base)
             if life is None:
+                self._nobody_stays(membership)
                 life = Life(len(self.lives), membership.epoch)
                 self.lives.append(life)
             self._lives[membership.epoch] = life
         if self.newest is None or membership.epoch > self.newest.epoch:
             self.newest = membership
         return life
+
+    def _nobody_stays(self, membership: Membership) -> None:
+        """A job begins anew only when no member of the one before lives: silence is not death."""
+        for member in self.newest.members if self.newest is not None and self.lives[-1].final else ():
+            process = self.world.groups.get(member.group)
+            if process is None or process.incarnation != member.incarnation or not process.alive:
+                continue
+            machine = process.machine
+            if machine.died is None and not machine.errors and not machine.exits and machine.known == self.newest:
+                raise Violation("I1", f"{membership.epoch} begins the job anew, and {member.incarnation} lives")
 
     # ------------------------------------------------------------ entries
 
@@ -220,6 +254,9 @@ class Checkers:
 
     def hears(self, lighthouse: Lighthouse, stream: Stream, message: m.ToLighthouse) -> None:
         """A message has arrived at a lighthouse."""
+        if isinstance(message, m.Beat):
+            self._waiting[lighthouse.address, stream.process.incarnation] = (lighthouse.now, message.waiting_ms)
+        self.looks(lighthouse, message)
         if self.world.traces and not isinstance(message, m.Beat):
             self.world.say(f"{stream.process.incarnation} -> {lighthouse.address}: {_brief(message)}")
 
@@ -249,6 +286,8 @@ class Checkers:
         elif note.kind == "fenced":
             left_out = LeftOut(self.world.clock.now, lighthouse, lighthouse.starts)
             self._left_out[str(fields["incarnation"])] = left_out
+            if "lags by more" in str(fields.get("reason")):
+                self._lags(lighthouse, str(fields["group"]), str(fields["incarnation"]))
         elif note.kind == "job_stopped" and "contradicts itself" in str(fields["reason"]):
             raise Violation("I1", str(fields["reason"]))
 
@@ -257,11 +296,43 @@ class Checkers:
         silent_s = lighthouse.now - max(lighthouse.heard.get(incarnation, -1e9), lighthouse.awake_s)
         if detected_by == "lease" and silent_s < lighthouse.machine.patience.lease_s * 0.99:
             raise Violation("blame", f"{incarnation} is called silent {silent_s:.2f} s after it was heard")
-        if process is None or process.incarnation != incarnation or detected_by != "frozen":
+        if process is None or process.incarnation != incarnation:
+            return
+        if detected_by == "lease" and process.alive:
+            self._waited_for(lighthouse, incarnation)
+        if detected_by != "frozen":
             return
         late_s = self.world.longest_still_s + self.world.shape.lease_s  # what says so may have been held up
         if not any(rank.frozen_until > self.world.clock.now - late_s or not rank.alive for rank in process.ranks):
             raise Violation("blame", f"{incarnation} is called frozen, and is not")
+
+    def looks(self, lighthouse: Lighthouse, message: m.ToLighthouse | None = None) -> None:
+        """A lighthouse is about to decide something: whether its epoch stands, by what it has heard up to now."""
+        machine = lighthouse.machine
+        newest = None if machine.recovery is not None or isinstance(message, m.Failed | m.Hello) else machine.newest
+        groups = [machine.groups.get(name) for name in newest.groups] if newest is not None else []
+        over = any(group is not None and group.failed is not None for group in groups)
+        self._stands[lighthouse.address] = None if over else newest
+
+    def _waited_for(self, lighthouse: Lighthouse, incarnation: str) -> None:
+        """Silence alone is no reason: the epoch has ended, or one of the others said that it stands for a lease."""
+        stands = self._stands.get(lighthouse.address)
+        bound_ms = STOOD_LEASES * lighthouse.machine.patience.lease_s * 1000
+        for member in stands.members if stands is not None else ():
+            beat_s, waiting_ms = self._waiting.get((lighthouse.address, member.incarnation), (-1e9, 0))
+            if member.incarnation != incarnation and waiting_ms >= bound_ms and beat_s >= lighthouse.awake_s:
+                return
+        if stands is not None:
+            raise Violation("blame", f"{incarnation} is left out of {stands.epoch} for its silence, and nobody waits")
+
+    def _lags(self, lighthouse: Lighthouse, group: str, incarnation: str) -> None:
+        """Whoever is left out for lagging does."""
+        process, activation = self.world.groups.get(group), lighthouse.machine.activation
+        if process is None or process.incarnation != incarnation or activation is None:
+            return
+        if process.machine.step >= activation.first_step - 1:
+            step = process.machine.step
+            raise Violation("blame", f"{incarnation} is left out for lagging, and is at step {step}")
 
     # ------------------------------------------------------------ time
 

@@ -22,6 +22,7 @@ AIM_S = 6.0  # a fault aimed at a phase waits so long for it, then strikes anywa
 AIM_END_S = 60.0  # the same, if aimed at the run's end
 LOOK_S = 0.001  # between two looks whether the phase is there
 STARTS_S = 2.0  # a fault aimed at the start begins to wait within so long
+FAVOUR = 0.7  # share of the faults that are of favoured kinds, if there are any
 AIMED = 0.75  # share of the faults that are aimed at a phase
 
 
@@ -289,6 +290,16 @@ class Faults:
         self._cut_both(names[first], names[second], fault.length_s)
         return True
 
+    def say_again(self, fault: Fault) -> bool:
+        """What a lighthouse once said to a manager comes again, late: on this stream, or by one that is gone."""
+        group = _one([g for g in self._connected() if g.named], fault)
+        if group is None or group.stream is None:
+            return False
+        message = group.named[fault.pick // 7 % len(group.named)]
+        self.world.say(f"  to {group.incarnation}: {message}")
+        group.take(group.stream, message)
+        return True
+
     def delay(self, fault: Fault) -> bool:
         """Messages from and to a group are slow."""
         name = self.world.names[fault.pick % len(self.world.names)]
@@ -390,7 +401,9 @@ KINDS: tuple[str, ...] = tuple(
 )
 
 
-def draw_plan(random: random.Random, window_s: float, count: int, word: bool = False) -> list[Fault]:
+def draw_plan(
+    random: random.Random, window_s: float, count: int, word: bool = False, favoured: Sequence[str] = ()
+) -> list[Fault]:
     """A plan of so many faults within the window; most are aimed at a phase of the protocol.
 
     Args:
@@ -399,11 +412,12 @@ def draw_plan(random: random.Random, window_s: float, count: int, word: bool = F
         count: how many.
         word: whether the groups carry the word of whoever creates the job. Then no log is lost: who creates a job at a
             lighthouse that knows nothing of it vouches that it does not run.
+        favoured: kinds that make up most of the faults.
     """
     plan = []
     kinds = [kind for kind in KINDS if not (word and kind == "lose_log")]
     for _ in range(count):
-        kind = random.choice(kinds)
+        kind = random.choice(favoured if favoured and random.random() < FAVOUR else kinds)
         at_s = random.uniform(0.0, window_s)
         phase = random.choice(list(PHASES)) if random.random() < AIMED else ""
         if phase == "start":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from lightkeeper.lighthouse import messages as m
@@ -23,6 +24,8 @@ BACKOFF_S = (0.025, 0.25)
 PUSH_S = (0.0001, 0.0005)
 SEES_EXIT_S = (0.001, 0.01)
 SAID_LAST_S = 0.05
+NAMED = (m.Welcome, m.Prepare, m.Activate)
+NAMED_MAX = 8
 WORD_S = (0.001, 0.2)
 WORDS_S = 0.25  # by then all that are reached have answered
 
@@ -32,6 +35,7 @@ class GroupProcess(Process):
 
     Attributes:
         stream: the one in use, None while there is none.
+        named: messages that carry a term or an epoch, taken or come too late: again, they have no effect.
         exit_code: how it ended, None while it has not.
         since: when it ended or was started.
     """
@@ -47,6 +51,7 @@ class GroupProcess(Process):
         self.exit_code: int | None = None
         self.reason = ""
         self.since = self.clock.now
+        self.named: deque[m.ToManager] = deque(maxlen=NAMED_MAX)
         self.out_of_memory: set[int] = set()
         self._address = 0
         self._heard = False
@@ -81,10 +86,18 @@ class GroupProcess(Process):
 
     def take(self, stream: Stream, message: m.ToManager) -> None:
         """A message of the lighthouse."""
-        if not self.alive or stream is not self.stream or self.sleeps(self.take, stream, message):
+        if not self.alive or self.sleeps(self.take, stream, message):
+            return
+        if stream is not self.stream:
+            if isinstance(message, NAMED):
+                self.named.append(message)  # it was under way on a stream that is gone
             return
         self._heard = self._heard or not isinstance(message, m.Refused)
-        self.act(self.machine.received(message, self.now))
+        if isinstance(message, NAMED):
+            self.named.append(message)
+        actions = self.machine.received(message, self.now)
+        self.world.checkers.received(self, message, actions)
+        self.act(actions)
 
     def lost(self, stream: Stream) -> None:
         """The stream is over; another is opened, at the next address unless this one took us in."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lightkeeper.simulator.checkers import Violation
 from lightkeeper.simulator.faults import Fault, Faults, draw_plan
@@ -61,7 +63,14 @@ class Outcome:
         return self.faults >= FAULTS_MIN and self.messages >= MESSAGES_MIN
 
 
-def plan_history(seed: int, groups: int = 0, window_s: float = 24.0, faults: float = 12.0) -> Plan:
+def plan_history(
+    seed: int,
+    groups: int = 0,
+    window_s: float = 24.0,
+    faults: float = 12.0,
+    favoured: Sequence[str] = (),
+    shape: Mapping[str, Any] | None = None,
+) -> Plan:
     """The plan of a seed.
 
     Args:
@@ -69,12 +78,14 @@ def plan_history(seed: int, groups: int = 0, window_s: float = 24.0, faults: flo
         groups: how many; 0 draws that as well.
         window_s: faults strike until then, in seconds.
         faults: how many strike on average.
+        favoured: kinds that make up most of the faults.
+        shape: fields of the shape that are given, and not drawn.
     """
     draw = random.Random(f"plan {seed}")
-    shape = draw_shape(draw, groups, window_s)
+    drawn = dataclasses.replace(draw_shape(draw, groups, window_s), **(shape or {}))
     count = max(FAULTS_MIN, round(faults * draw.uniform(0.5, 1.5)))
-    strike_s = min(window_s, 1.0 + shape.until * _step_s(shape) * 1.5)  # beyond that the run is over
-    return Plan(seed, shape, tuple(draw_plan(draw, strike_s, count, shape.start_window_s > 0)))
+    strike_s = min(window_s, 1.0 + drawn.until * _step_s(drawn) * 1.5)  # beyond that the run is over
+    return Plan(seed, drawn, tuple(draw_plan(draw, strike_s, count, drawn.start_window_s > 0, favoured)))
 
 
 def _step_s(shape: Shape) -> float:

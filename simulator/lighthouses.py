@@ -124,6 +124,7 @@ class Lighthouse(Process):
             return
         if self.streams.pop(stream.number, None) is not None:
             stream.at_lighthouse, stream.up.broken = False, True
+            self.world.checkers.looks(self)
             self.act(self.machine.disconnected(stream.number, self.now))
 
     def fence(self, group: str) -> bool:
@@ -162,6 +163,7 @@ class Lighthouse(Process):
     def _ended(self, connection: int) -> None:
         """The stream that it closed is over for it, as for the real service when its generator ends."""
         if self.up and not self.sleeps(self._ended, connection):
+            self.world.checkers.looks(self)
             self.act(self.machine.disconnected(connection, self.now))
 
     def _runs(self) -> None:
@@ -174,6 +176,7 @@ class Lighthouse(Process):
         self.clock.after(self.world.shape.beat_s / 2, self._tick)
         if self.up and not self.frozen:
             self._runs()
+            self.world.checkers.looks(self)
             self.act(self.machine.tick(self.now))
 
 

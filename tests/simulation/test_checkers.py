@@ -9,9 +9,11 @@ import pytest
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Note
+from lightkeeper.lighthouse.group import Group
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term
 from lightkeeper.manager import local
+from lightkeeper.manager.actions import Tell, ToRanks
 from lightkeeper.simulator.checkers import Checkers, Violation
 from lightkeeper.simulator.collectives import Net
 from lightkeeper.simulator.history import Plan, run_history
@@ -115,6 +117,16 @@ def test_i1_a_job_that_started_anew_is_the_only_one(bench: Bench) -> None:
         bench.reduces(E1, 0, START, START)
 
 
+def test_i1_a_job_begins_anew_only_when_no_member_of_the_one_before_lives(bench: Bench) -> None:
+    bench.reduces(E1, 0, START, START)
+    process = bench.world.groups["g0"]
+    process.machine.known = bench.checkers.newest
+    with breaks("I1"):
+        bench.checkers._in_force(membership(E2, "g0", "g1"))
+    process.machine.died = m.Died("rank 0 was killed by SIGKILL", 0, "reduce", 0)
+    bench.checkers._in_force(membership(E2, "g0", "g1"))
+
+
 def test_i4_members_reduce_on_the_same_bits(bench: Bench) -> None:
     with breaks("I4"):
         bench.reduces(E1, 1, bench.state(bench.entry(0)), bench.state(bench.entry(0, serial=77)))
@@ -182,6 +194,27 @@ def test_i3_an_epoch_means_one_membership_and_a_term_one_reign(bench: Bench) -> 
         bench.checkers.reigns(bench.lighthouse.machine.term)
 
 
+@pytest.mark.parametrize("message", [m.Prepare(E1), m.Prepare(E2), m.Activate(membership(E2, "g0"), 0, 2, ())])
+def test_i3_what_is_lower_or_repeated_has_no_effect(bench: Bench, message: m.ToManager) -> None:
+    bench.checkers.obeyed(obeys(2, membership(E2, "g0", base=E1)))
+    process: Any = SimpleNamespace(incarnation="g0-i1")
+    bench.checkers.received(process, message, [Tell(m.Query(E2))])
+    for effect in (ToRanks(local.Abort(below=2, reason="over")), Tell(m.Promise(E2, None, (), None, (), 2))):
+        with breaks("I3"):
+            bench.checkers.received(process, message, [effect])
+
+
+def test_i3_what_is_higher_has_an_effect_and_what_an_old_term_says_has_none(bench: Bench) -> None:
+    process: Any = SimpleNamespace(incarnation="g0-i1")
+    known = membership(E1, "g0", "g1")
+    bench.checkers.obeyed(obeys(1, known))
+    effect = [ToRanks(local.Abort(below=2, reason="over"))]
+    bench.checkers.received(process, m.Prepare(E2), effect)
+    bench.checkers.obeyed(obeys(1, known, Term(2, "lh")))
+    with breaks("I3"):
+        bench.checkers.received(process, m.Prepare(E2), effect)
+
+
 def test_i3_nobody_reduces_in_an_epoch_that_was_never_activated(bench: Bench) -> None:
     with breaks("I3"):
         bench.reduces(E2, 0, START, START)
@@ -217,9 +250,43 @@ def test_nobody_is_blamed_for_what_is_not_so(bench: Bench) -> None:
     with breaks("blame"):
         bench.checkers.noted(lighthouse, lost("frozen"))
     lighthouse.heard["g0-i1"] = 40.0
-    bench.checkers.noted(lighthouse, lost("lease"))
+    bench.checkers.noted(lighthouse, lost("lease"))  # of an epoch that this lighthouse does not know
     world.groups["g0"].ranks[0].freeze(5.0)
     bench.checkers.noted(lighthouse, lost("frozen"))
+
+
+def test_nobody_is_left_out_for_silence_for_whom_nobody_waits(bench: Bench) -> None:
+    world, lighthouse = bench.world, bench.lighthouse
+    machine = lighthouse.machine
+    machine.newest = membership(E1, "g0", "g1")
+    machine.groups = {name: Group(name, f"{name}-i1", 0.0) for name in ("g0", "g1")}
+    world.clock.now = 50.0
+    bench.checkers.looks(lighthouse)
+    with breaks("blame"):
+        bench.checkers.noted(lighthouse, lost("lease"))
+    stream: Any = SimpleNamespace(process=SimpleNamespace(incarnation="g1-i1"))
+    for waiting_ms, lease in ((100, False), (2000, True)):
+        bench.checkers.hears(lighthouse, stream, m.Beat(1, 3, "reduce", waiting_ms, 0))
+        if lease:
+            bench.checkers.noted(lighthouse, lost("lease"))
+        else:
+            with breaks("blame"):
+                bench.checkers.noted(lighthouse, lost("lease"))
+    bench.checkers.hears(lighthouse, stream, m.Beat(1, 3, "compute", 0, 0))
+    machine.groups["g1"].failed = m.Failed(E1, 3, "connection closed by peer")
+    bench.checkers.looks(lighthouse)
+    bench.checkers.noted(lighthouse, lost("lease"))  # the epoch is over
+
+
+def test_nobody_is_left_out_for_lagging_who_does_not(bench: Bench) -> None:
+    machine = bench.world.groups["g0"].machine
+    bench.lighthouse.machine.activation = m.Activate(membership(E2, "g1", base=E1), 5, 2, ())
+    fenced = Note("fenced", {"group": "g0", "incarnation": "g0-i1", "reason": "it lags by more than one entry"})
+    machine.step = 3
+    bench.checkers.noted(bench.lighthouse, fenced)
+    machine.step = 4
+    with breaks("blame"):
+        bench.checkers.noted(bench.lighthouse, fenced)
 
 
 def test_a_contradiction_breaks_the_history(bench: Bench) -> None:
