@@ -13,11 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightkeeper.errors import UsageError
+from lightkeeper.manager.folders import SOCKET, make_folder
 from lightkeeper.manager.processes import die_with_parent, kill_tree
 from lightkeeper.manager.service import ManagerService, new_incarnation
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
@@ -35,8 +35,7 @@ def run(options: LaunchOptions) -> int:
     script = options.command[0]
     if not script.startswith("-") and not Path(script).is_file():
         raise UsageError(f"no script {script}: lightkeeper launch ... -- SCRIPT ARGS, or -- -m MODULE ARGS")
-    folder = Path(tempfile.mkdtemp(prefix="lightkeeper-"))
-    service = ManagerService(options.settings, new_incarnation(), folder / "manager.sock")
+    service = ManagerService(options.settings, new_incarnation(), make_folder() / SOCKET)
     return asyncio.run(_serve(service, options.command))
 
 
@@ -47,7 +46,8 @@ async def _serve(service: ManagerService, command: tuple[str, ...]) -> int:
         if serving.done():
             return serving.result()
         await asyncio.sleep(0.005)
-    logs = Path(tempfile.mkdtemp(prefix="lightkeeper-logs-"))
+    logs = service.socket_path.parent / "logs"  # of the folder of this group, so that it goes with it
+    logs.mkdir()
     runner = subprocess.Popen(
         _command_line(service, command, logs),
         env={
@@ -69,7 +69,7 @@ async def _serve(service: ManagerService, command: tuple[str, ...]) -> int:
         await asyncio.wait_for(asyncio.shield(watcher), LAST_WORDS_S)
     kill_tree(runner.pid)
     await watcher
-    shutil.rmtree(logs, ignore_errors=True)
+    shutil.rmtree(service.socket_path.parent, ignore_errors=True)
     return code
 
 

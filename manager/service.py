@@ -22,6 +22,7 @@ from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, AskMembers, DropKeys, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.addresses import addresses_at_start
+from lightkeeper.manager.folders import remove_left_over
 from lightkeeper.manager.groupstate import group_state, words_of
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
@@ -31,7 +32,7 @@ from lightkeeper.manager.progress import read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import SERVER_OPTIONS, join_address, metadata, own_address_towards
-from lightkeeper.words import say
+from lightkeeper.words import Seldom, say
 
 LOOK_S = 0.1  # between two looks at what the ranks do
 TREES_S = 2.0  # between two looks at what they have started
@@ -60,12 +61,14 @@ class ManagerService:
         self.trees = Trees()
         self._stopped_since: dict[int, float] = {}
         self._ending = False
+        self._seldom = Seldom()
         self._asked_again = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serves the group until it ends; returns the exit code."""
         s = self.settings
+        remove_left_over()
         self.ended = asyncio.get_running_loop().create_future()
         if s.run_folder:
             self.events = EventLog(
@@ -289,8 +292,9 @@ class ManagerService:
             await asyncio.sleep(min(self.machine.beat_s, LOOK_S))
 
     def _unauthorised(self, peer: str, what: str) -> None:
-        self.say(f"refused {peer}: wrong or missing token")
-        self._write(Unauthorised(peer=peer, what=what))
+        if (line := self._seldom.lets(f"refused {peer}: wrong or missing token")) is not None:
+            self.say(line)
+            self._write(Unauthorised(peer=peer, what=what))
 
     def _write(self, event: Event) -> None:
         if self.events is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightkeeper.errors import ToldError
 from lightkeeper.manager.exits import describe_exit
+from lightkeeper.manager.folders import SOCKET, make_folder
 from lightkeeper.manager.settings import Settings
 
 SOCKET_VARIABLE = "LIGHTKEEPER_SOCKET"
@@ -54,8 +54,7 @@ def find_or_start_manager(settings: Settings, rank: int) -> StartedManager:
         raise ManagerNotStarted(
             "a group of several ranks is started by `lightkeeper launch --ranks N`, which starts its manager"
         )
-    folder = Path(tempfile.mkdtemp(prefix="lightkeeper-"))
-    path = folder / "manager.sock"
+    path = make_folder() / SOCKET
     environment = {
         **os.environ,
         **settings.to_environment(),

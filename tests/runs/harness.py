@@ -152,7 +152,12 @@ class Job:
             self.start(f"g{i}", fault, **{**options, **(only or {}).get(f"g{i}", {})})
 
     def launch(
-        self, group: str, fault: str = "", settings: dict[str, Any] | None = None, **options: Any
+        self,
+        group: str,
+        fault: str = "",
+        settings: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+        **options: Any,
     ) -> subprocess.Popen[bytes]:
         """Starts one group by `lightkeeper launch`."""
         options = {"trace": str(self.folder / f"trace-{group}"), **options}
@@ -164,7 +169,7 @@ class Job:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=self._group_environment(group, fault, settings, {}),
+                env=self._group_environment(group, fault, settings, env),
                 start_new_session=True,
             )
         self.launchers[group] = child

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -70,6 +71,28 @@ def test_the_socket_is_there_before_the_manager_listens(job: Job, tmp_path: Path
     job.start_lighthouse()
     job.start("g0", steps=4, env={"PYTHONPATH": str(tmp_path / "site")})
     job.finish().check(4, {"g0"})
+
+
+def left_by_a_killed_group(parent: str) -> Path:
+    ended = psutil.Popen(["true"])
+    ended.wait()
+    folder = Path(parent) / f"lightkeeper-{ended.pid}-abcd_123"
+    folder.mkdir()
+    (folder / "progress-0").write_bytes(b"x")
+    os.utime(folder, (0, 0))
+    return folder
+
+
+@pytest.mark.parametrize("way", ["start", "launch"])
+def test_a_manager_removes_what_killed_groups_left_and_its_own(job: Job, way: str) -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        folder = left_by_a_killed_group(parent)
+        job.start_lighthouse()
+        start = job.start if way == "start" else job.launch
+        start("g0", steps=4, env={"TMPDIR": parent})
+        job.finish().check(4, {"g0"})
+        assert not folder.exists()
+        assert not [path for path in Path(parent).iterdir() if path.name.startswith("lightkeeper")]
 
 
 # ---------------------------------------------------------------- lightkeeper launch
