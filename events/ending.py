@@ -20,10 +20,10 @@ from lightkeeper.manager import exits
 FIRST_EPOCH = "first epoch"  # the cause of an activation that has no epoch before it
 _WORDS = {
     0: "ended in good order",
-    exits.REFUSED: "was refused",
-    exits.FENCED: "was left out",
+    exits.REFUSED: "refused",
+    exits.FENCED: "left out",
     exits.GAVE_UP: "gave up",
-    exits.STOPPED: "was stopped",
+    exits.STOPPED: "stopped",
     exits.ORPHANED: "lost its manager",
 }
 
@@ -125,10 +125,8 @@ def ending(events: Sequence[Event]) -> Ending:
     words = "; ".join(f"{', '.join(names)} {how}" for how, names in each.items())
     if not stops and set(each) == {_WORDS[0]}:
         return Ending(True, words=f"was ended on request: {words}")
-    reason = f"{stops[-1].reason}; " if stops else ""
-    return Ending(
-        True, well=False, words=f"ended without finishing: {reason}{words}".rstrip("; "), broken_off=broken_off
-    )
+    reason = stops[-1].reason if stops else words
+    return Ending(True, well=False, words=f"ended without finishing: {reason}", broken_off=broken_off)
 
 
 def _ends(events: Sequence[Event]) -> _Ends:
@@ -158,13 +156,14 @@ def _how_it_ended(name: str, ends: _Ends) -> str:
     """Empty if it may still be there."""
     group = ends.groups.get(name)
     if group is not None and group.exit_code is not None:
-        how = _WORDS.get(group.exit_code) or exits.describe_exit(
-            128 - group.exit_code if group.exit_code > 128 else group.exit_code
-        )
-        return how if group.exit_code in (0, *range(129, 256)) else f"{how} (exit code {group.exit_code})"
+        code = group.exit_code
+        if code > 128:  # as a shell tells a signal
+            return exits.describe_exit(128 - code).removeprefix("was ")
+        how = _WORDS.get(code)
+        return how if how and code == 0 else f"{how} (exit code {code})" if how else exits.describe_exit(code)
     if name in ends.lost:
-        return f"was lost ({ends.lost[name][1]})"
+        return f"lost ({ends.lost[name][1]})"
     last = -1 if group is None else group.last
     if ends.suspected.get(name, -1) > last or ends.gave_up > last:
-        return "was killed (its log breaks off)"
+        return "killed (its log breaks off)"
     return ""

@@ -66,7 +66,7 @@ def test_a_run_whose_groups_gave_up_has_ended_without_finishing() -> None:
     assert not ending.ending(waiting).ended and pretty.summary_lines(waiting)[1]
     lines, holds = pretty.summary_lines([*waiting, ended("g0", 105), ended("g1", 105)])
     assert not holds
-    told = "no ended without finishing: g0, g1 gave up (exit code 105); g2 was killed (its log breaks off)"
+    told = "no ended without finishing: g0, g1 gave up (exit code 105); g2 killed (its log breaks off)"
     assert row(lines, "the run") == f"{told}; 10 steps are settled"
     assert row(lines, "groups lost").startswith("g2 (its log breaks off)")
 
@@ -76,7 +76,7 @@ def test_who_waits_for_a_group_that_has_ended_still_runs() -> None:
     assert ending.ending(run) == ending.Ending(False)
     over = ending.ending([*run, ended("g0", 105), ended("g1", 106)])
     assert over.words == (
-        "ended without finishing: g0 gave up (exit code 105); g1 was stopped (exit code 106); g2 was killed by SIGKILL"
+        "ended without finishing: g0 gave up (exit code 105); g1 stopped (exit code 106); g2 killed by SIGKILL"
     )
 
 
