@@ -280,6 +280,36 @@ def test_the_operator_fences_who_cannot_answer(job: Job, gold) -> None:
     facts.near(gold(steps=STEPS), "g0")
 
 
+def test_an_outdated_lighthouse_is_neither_shown_nor_obeyed_nor_told(job: Job, gold) -> None:
+    """A comes back with the log of epoch 1 while B reigns over g0 and g2: a word against g2 goes nowhere."""
+    first, spare = job.start_lighthouse(log="a"), job.start_lighthouse(log="b")
+    at = f"{first},{spare}"
+    job.settings["lighthouse"] = at
+    job.start_all(3, fault="kill:g1:reduce:12", steps=100, delay=0.12)
+    job.wait_for(schema.Committed, group="g0", step=2)
+    job.kill_lighthouse(0)
+    job.wait_for(schema.TookOver)
+    job.until(lambda: committed(job, "g0") > 13, "B has left g1 out, and the others go on", 25)
+    job.start_lighthouse(log="a", port=int(first.rpartition(":")[2]))
+    job.settings["lighthouse"] = at
+    shown = job.command("status", "--lighthouse", at)
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert f"also asked {first}: knows an older epoch (1); nobody is in touch with it" in lines
+    assert any(f" at {spare}, epoch " in line for line in lines)
+    alone = job.command("status", "--lighthouse", first, "--run-folder", str(job.folder))
+    assert f"the groups are in touch with the lighthouse at {spare}: ask that one" in alone.stdout
+    lives = job.command("fence", "--group", "g2", "--lighthouse", at)
+    assert lives.returncode == 2 and "it lives" in lives.stderr and "no lighthouse was told anything" in lives.stderr
+    useless = job.command("fence", "--group", "g2", "--lighthouse", first)
+    assert useless.returncode == 2 and "nobody of this job is in touch with this lighthouse" in useless.stderr
+    assert not [e for e in job.events() if isinstance(e, schema.OperatorFenced)]
+    job.kill_lighthouse(1)
+    facts = job.finish()
+    facts.check(100, {"g0", "g2"}, {"g1": -9})
+    facts.near(gold(steps=100), "g0")
+
+
 # ---------------------------------------------------------------- what the operator sees
 
 
