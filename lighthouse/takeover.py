@@ -77,6 +77,9 @@ class TakeOver(Job):
         if self.reigns or self.newest is None or self._unanswered():
             return []
         self.reigns = True
+        for group in self._members():
+            if not group.in_touch:  # sent on, perhaps: leases count from the start of a reign
+                group.hears(self._ticked_s)
         note = Note("took_over", {"epoch": self.newest.epoch, "members": list(self.newest.groups)})
         actions: list[Action] = [Activated(self.newest), note, *self._fence_left_out()]
         for group in self._members():

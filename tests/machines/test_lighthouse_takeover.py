@@ -525,3 +525,16 @@ def test_a_word_on_which_an_epoch_was_formed_stands() -> None:
     world.hello("g2", known=other, acknowledged=Term(2, "b"))
     assert "ann says that its processes are gone" in world.reason("g2") and not world.noted("operator_word_void")
     assert world.newest.groups == ("g0", "g1")
+
+
+def test_who_was_sent_on_has_a_lease_from_the_start_of_the_reign() -> None:
+    """g0 goes round between the addresses, and is not here when the operator's word lets the standby reign."""
+    world = standby()
+    call(world, "g2", "g0", "g1", "g0", place=1)
+    world.fail("g0", 5, suspects=("g2",))
+    world.pass_s(20)
+    call(world, "g0", "g1", place=1)
+    assert not world.machine.groups["g0"].in_touch and world.fence("g2", "ann") == ""
+    assert [lost["group"] for lost in world.noted("group_lost")] == ["g2"], "g0 called a moment ago"
+    world.tick()
+    assert [lost["group"] for lost in world.noted("group_lost")] == ["g2"]
