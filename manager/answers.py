@@ -65,6 +65,8 @@ class Answers:
         self.failed_epoch: int | None = None
         self.suspended = False
         self._ask_members_s = 0.0
+        self._slept_s, self._doubtful = 0.0, ""  # how long it was frozen, and who has not said that its epoch stands
+        self._reduce_told_s, self._tell_who_answers = SAY_AFTER_S, False  # of ranks that stand in a reduce
         self.ending: str | None = None
         self.stopped: m.Stop | None = None
         self.last_words = ""

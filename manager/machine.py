@@ -7,20 +7,18 @@ ranks. It knows nothing of sockets, processes or clocks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.names import Epoch, Membership
+from lightkeeper.lighthouse.names import Epoch
 from lightkeeper.manager import exits, local
-from lightkeeper.manager.actions import Action, AskMembers, DropKeys, Note, Tell, ToRanks
+from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
 from lightkeeper.manager.briefly import briefly
-from lightkeeper.manager.standing import Word, doubts
-from lightkeeper.manager.votes import Votes
+from lightkeeper.manager.outages import Outages
 
-ASK_MEMBERS_S = 1.0  # the lighthouse is asked first, and the members as often while there is no answer
 ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
 
 __all__ = ["GroupMachine", "RankView"]
@@ -32,7 +30,7 @@ TORN = (
 )
 
 
-class GroupMachine(Votes):
+class GroupMachine(Outages):
     """The group's side of the protocol: what it is told, by the lighthouse, by its ranks and by the clock."""
 
     # ------------------------------------------------------------ the stream
@@ -319,14 +317,6 @@ class GroupMachine(Votes):
         self._beats.said(beat, now)
         return [Tell(beat)]
 
-    def _why_it_stands(self) -> str:
-        """For a person who reads the log of any rank while no lighthouse is there to decide."""
-        broke = f"the connection to {', '.join(self.suspects)} broke, and " if self.suspects else ""
-        if self.failure and not self.suspects:
-            broke = "a reduce failed, and "
-        says = f" (one was reached: {self.standby})" if self.standby else ""
-        return f"{broke}the lighthouse at {self.settings.lighthouse} is away{says}"
-
     def _beat(self, views: dict[int, RankView]) -> m.Beat:
         waiting_s = max((view.waiting_s for view in views.values()), default=0.0)
         stopped_s = max((view.stopped_s for view in views.values()), default=0.0)
@@ -336,28 +326,3 @@ class GroupMachine(Votes):
             phase = "heal"  # another rank needs a fresh copy: the group cannot be taken in
         number = 0 if self.known is None else self.known.epoch.number
         return m.Beat(number, self.step, phase, round(waiting_s * 1000), round(stopped_s * 1000))
-
-    def _mind_clock(self, now: float) -> list[Action]:
-        """A gap longer than the lease in this process's own clock: it was frozen, and may have been left out."""
-        gap_s, self._clock = now - self._clock, now
-        if gap_s <= self.lease_s or self.known is None or self.suspended:
-            return []
-        self.suspended = True
-        self._ask_members_s = now + ASK_MEMBERS_S
-        return [Tell(m.Query(self.known.epoch))]
-
-    def _ask_members(self, now: float) -> list[Action]:
-        """No lighthouse has said whether the epoch stands: perhaps the other members can."""
-        if not self.suspended or self.known is None or now < self._ask_members_s:
-            return []
-        self._ask_members_s = now + ASK_MEMBERS_S
-        return [AskMembers(self.known)]
-
-    def members_say(self, membership: Membership, words: Mapping[str, Word], now: float) -> list[Action]:
-        """What the other members' managers answered; whoever did not is missing."""
-        if not self.suspended or membership != self.known or self.promised > membership.epoch.number:
-            return []
-        if doubts(membership, tuple(self.prepared), self.settings.group, words):
-            return []
-        self.suspended = False
-        return self._decide()

@@ -8,6 +8,7 @@ from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Term
 from lightkeeper.manager import exits, local
+from lightkeeper.manager.machine import RankView
 
 
 def started(ranks: int = 1, **settings: object) -> GroupWorld:
@@ -192,3 +193,66 @@ def test_a_lighthouse_that_answers_spares_the_members_the_question() -> None:
     world.hears(m.Stands(epoch(1)))
     world.pass_s(3)
     assert not world.asked
+
+
+def test_who_slept_says_so_and_who_has_not_answered() -> None:
+    world = slept()
+    world.members_say(world.machine.known, "g2")
+    world.pass_s(1.0)
+    (line,) = [say.line for say in world.pushed(0, local.Say)]
+    assert line == (
+        "step 0 stands since 2 s: this manager itself stood still for 5 s and asks the other members whether its epoch "
+        "still stands (no answer from g2); the lighthouse at 127.0.0.1:29400 is away"
+    )
+    world.members_say(world.machine.known, promised=2)
+    world.pass_s(3.0)
+    assert "(the word of g0, g2 does not show it)" in world.pushed(0, local.Say)[-1].line
+
+
+# ---------------------------------------------------------------- a reduce that somebody does not come to
+
+
+def stand(world: GroupWorld, seconds: float, *silent: str, since_s: float = 0.0) -> None:
+    """Its rank stands in a reduce, and the members' managers, but for the silent ones, answer when they are asked."""
+    for quarter in range(1, round(seconds * 4) + 1):
+        asked = len(world.asked)
+        world.pass_s(0.25, {0: RankView("reduce", 0, since_s + quarter / 4, 0.0)})
+        if len(world.asked) > asked:
+            world.members_say(world.asked[-1], *silent)
+
+
+def test_who_stands_in_a_reduce_without_a_lighthouse_says_less_and_less_often_whose_manager_does_not_answer() -> None:
+    world = started()
+    world.disconnect()
+    stand(world, 18, "g2")
+    away = "the lighthouse at 127.0.0.1:29400 is away, and no answer from the manager of g2"
+    lines = [say.line for say in world.pushed(0, local.Say)]
+    assert lines == [f"step 0 stands in its reduce since {s} s: {away}" for s in (2, 5, 10)]
+
+
+def test_a_reduce_that_stands_longer_than_the_budget_ends_the_group_and_names_the_member() -> None:
+    world = started(outage_budget_s=10.0)
+    world.disconnect()
+    stand(world, 9.5, "g2")
+    assert not world.ended
+    stand(world, 2, "g2", since_s=9.5)
+    (end,) = world.ended
+    assert end.exit_code == exits.GAVE_UP and "no answer from the manager of g2" in end.reason
+    assert "longer than the outage budget" in end.reason
+
+
+def test_nobody_gives_up_on_members_whose_managers_answer() -> None:
+    world = started(outage_budget_s=10.0)
+    world.disconnect()
+    stand(world, 30)
+    assert not world.ended
+    assert "and the managers of all members answer" in world.pushed(0, local.Say)[-1].line
+
+
+def test_with_a_lighthouse_in_touch_it_is_not_for_the_members_to_say() -> None:
+    world = started(outage_budget_s=10.0)
+    stand(world, 30, "g2")
+    assert not world.asked and not world.ended and not world.pushed(0, local.Say)
+    world.disconnect()
+    stand(world, 5, "g2", since_s=30.0)
+    assert world.asked and not world.ended, "the lighthouse is away since a moment only"

@@ -248,6 +248,26 @@ def test_without_a_death_a_frozen_lighthouse_costs_nothing(job: Job, calm: Calla
     check_undisturbed(job.finish(60), calm(120), 120)
 
 
+def test_who_stands_for_a_frozen_group_without_a_lighthouse_names_it_and_gives_up(job: Job) -> None:
+    """No connection breaks, and nobody may leave g2 out: after the outage budget g0 and g1 end, and say for whom."""
+    job.settings["outage_budget_s"] = 5
+    job.start_all(3, fault="freeze-tree:g2:reduce:12", steps=STEPS, delay=0.05)
+    job.wait_for(schema.Committed, group="g0", step=3)
+    job.kill_lighthouse()
+    job.wait_for(schema.FaultInjected)
+    who = "and no answer from the manager of g2"
+    for group in ("g0", "g1"):
+        job.until(lambda g=group: who in job.said(g), f"{group} says for whom it stands", 15)
+        job.wait(group, within_s=30)
+        assert "exit code 105" in job.said(group) and f"{who}; that is longer than the outage budget" in job.said(group)
+    assert committed(job, "g0") == 11
+    os.kill(job.manager_pid("g2"), signal.SIGCONT)
+    os.kill(job.trainers["g2"].pid or 0, signal.SIGCONT)
+    facts = job.finish()
+    facts.fault("freeze-tree", "reduce", "g2", 12)
+    assert 0 not in facts.codes.values()
+
+
 def test_the_operator_fences_who_cannot_answer(job: Job, gold) -> None:
     """g2 dies with its manager: the standby waits, and says for whom, until the operator speaks."""
     first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
