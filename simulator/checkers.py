@@ -238,6 +238,9 @@ class Checkers:
 
     def finished(self, rank: Rank) -> None:
         """A rank ends the run in good order: its last step must be final, and its state that of all."""
+        known = rank.group.machine.known
+        if known is not None and len(known.members) == 1 and (life := self._lives.get(known.epoch)) is not None:
+            self._final(life, rank.state)  # alone in an epoch, what it holds is final
         final = self.lives[-1].final.get(self.world.shape.until - 1) if self.lives else None
         if final is None:
             raise Violation("I1", f"{rank.name} ends the run, and step {rank.step - 1} is not final")
