@@ -67,6 +67,7 @@ class Answers:
         self._ask_members_s = 0.0
         self._slept_s, self._doubtful = 0.0, ""  # how long it was frozen, and who has not said that its epoch stands
         self._reduce_told_s, self._tell_who_answers = SAY_AFTER_S, False  # of ranks that stand in a reduce
+        self._unheard = (0, "")  # the step in whose reduce they stood, and whose managers did not answer
         self.ending: str | None = None
         self.stopped: m.Stop | None = None
         self.last_words = ""

@@ -300,6 +300,7 @@ class GroupMachine(Outages):
                 )
         if waited_s > budget_s:
             where = "" if self.in_touch else f"; the lighthouse at {self.settings.lighthouse} is not in touch"
+            where += "" if self.in_touch else self._also_unheard()
             return actions + self._give_up(
                 f"step {self.step} has been waiting for {waited_s:.0f} s, longer than the outage budget{where}"
             )

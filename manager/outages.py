@@ -39,6 +39,8 @@ class Outages(Votes):
         stands_s = self._stands_in_reduce_s()
         if stands_s <= SAY_AFTER_S:
             self._reduce_told_s = SAY_AFTER_S
+        if self._unheard[0] != self.step:
+            self._unheard = (self.step, "")
         asks = not self.in_touch and stands_s > self._reduce_told_s
         if asks:
             budget_s = self.settings.outage_budget_s
@@ -72,6 +74,7 @@ class Outages(Votes):
         if not self._tell_who_answers or self.in_touch or stands_s <= SAY_AFTER_S:
             return []
         self._tell_who_answers = False
+        self._unheard = (self.step, _few(silent))
         who = f"no answer from the manager of {_few(silent)}" if silent else "the managers of all members answer"
         line = f"step {self.step} stands in its reduce since {stands_s:.0f} s: {self._away()}, and {who}"
         if silent and min(stands_s, now - self.away_since) > self.settings.outage_budget_s:
@@ -80,6 +83,11 @@ class Outages(Votes):
 
     def _stands_in_reduce_s(self) -> float:
         return max((view.waiting_s for view in self._views.values()), default=0.0)
+
+    def _also_unheard(self) -> str:
+        """Whose manager did not answer before this step's reduce broke: others may have given up on it first."""
+        step, names = self._unheard
+        return f"; no answer from the manager of {names}" if names and step == self.step else ""
 
     def _away(self) -> str:
         says = f" (one was reached: {self.standby})" if self.standby else ""
@@ -91,7 +99,7 @@ class Outages(Votes):
         if self.failure and not self.suspects:
             broke = "a reduce failed, and "
         if not self.suspended:
-            return f"{broke}{self._away()}"
+            return f"{broke}{self._away()}{self._also_unheard()}"
         doubtful = f" ({self._doubtful})" if self._doubtful else ""
         slept = (
             f"this manager itself stood still for {self._slept_s:.0f} s and asks the other members whether its epoch"

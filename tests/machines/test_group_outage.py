@@ -241,6 +241,16 @@ def test_a_reduce_that_stands_longer_than_the_budget_ends_the_group_and_names_th
     assert "longer than the outage budget" in end.reason
 
 
+def test_who_is_left_by_one_that_gave_up_first_still_names_the_member_that_did_not_answer() -> None:
+    world = started(outage_budget_s=10.0)
+    world.disconnect()
+    stand(world, 9.5, "g2")
+    world.vote(0, "failed", 0, at=1, error="closed by peer", suspects=("g0",))
+    world.pass_s(11)
+    (end,) = world.ended
+    assert end.exit_code == exits.GAVE_UP and "no answer from the manager of g2" in end.reason
+
+
 def test_nobody_gives_up_on_members_whose_managers_answer() -> None:
     world = started(outage_budget_s=10.0)
     world.disconnect()
