@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
+from ipaddress import IPv6Address
 from typing import Any
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # its fork handlers crash children of a process with live calls
@@ -15,6 +16,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters of it reaches us
 TOKEN_KEY = "lightkeeper-token"
 JOB_KEY = "lightkeeper-job"
 MESSAGE_BYTES_MAX = 4 << 20
+_HOST = re.compile(r"[A-Za-z0-9_.-]{0,253}")  # empty: this host
+_PORT = re.compile(r"[0-9]{1,5}")
 
 _COMMON: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -78,9 +81,19 @@ def split_address(address: str) -> tuple[str, int]:
     host, separator, port = address.rpartition(":")
     if "/" in host:
         raise ValueError(f"{address!r} is a URL: give HOST:PORT")
-    if not separator or not port.isdigit() or not 0 <= int(port) < 65_536:
+    if not separator or not _PORT.fullmatch(port) or int(port) >= 65_536:
         raise ValueError(f"{address!r} is not an address of the form HOST:PORT")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        try:
+            IPv6Address(host)
+        except ValueError:
+            raise ValueError(f"{address!r}: {host!r} is not an IPv6 address") from None
+    elif ":" in host:
+        raise ValueError(f"{address!r}: give an IPv6 address in brackets, as in [::1]:29400")
+    elif not _HOST.fullmatch(host):
+        raise ValueError(f"{address!r}: {host!r} is not the name or address of a host")
+    return host or "127.0.0.1", int(port)
 
 
 def join_address(host: str, port: int) -> str:

@@ -206,9 +206,11 @@ def test_bad_tokens_are_refused(text: str, tmp_path: Path) -> None:
 
 def test_addresses() -> None:
     assert check_address("h:5", "--x") == "h:5"
-    for bad in ("h", "h:", "h:-1", "h:5x"):
-        with pytest.raises(UsageError, match="--x"):
+    assert check_address("[fe80::1%eth0]:5", "--x") and check_address(":5", "--x") and check_address("a_b.c-d:5", "--x")
+    for bad in ("h", "h:", "h:-1", "h:5x", "h:65536", "h:²", "bad host:5", "[::1:5", "::1:5", "[h]:5", "[]:5", "h\n:5"):
+        with pytest.raises(UsageError, match="--x") as refused:
             check_address(bad, "--x")
+        assert "\n" not in str(refused.value) and repr(bad) in str(refused.value)
 
 
 def test_told_errors_and_interrupts_have_their_codes(
