@@ -6,6 +6,11 @@ said once, and the last content that could be used counts.
 
 from __future__ import annotations
 
+import errno
+import os
+import queue
+import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +20,7 @@ from lightkeeper.wire import split_address
 FILE = "file:"
 ADDRESSES_MAX = 5  # each is tried within seconds, so that all members meet at the same one
 FILE_BYTES_MAX = 4096
+READ_S_MAX = 2.0
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:
@@ -51,21 +57,19 @@ def has_alternatives(text: str) -> bool:
     return text.startswith(FILE) or "," in text
 
 
-def read_addresses(text: str) -> tuple[str, ...]:
-    """The addresses as they stand now.
+def _read_file(text: str) -> tuple[str, ...]:
+    """The addresses in the file.
 
     Raises:
         ValueError: if the file cannot be read, is empty or too long, or an address in it is none.
     """
-    if not text.startswith(FILE):
-        return parse_addresses(text)
+    check_lighthouse(text)
     path = Path(text.removeprefix(FILE))
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
+        content = _content(path)
         words = content.decode().split()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror or error if isinstance(error, OSError) else "it is not text"
         raise ValueError(f"cannot read {path}: {reason}") from error
     if len(content) > FILE_BYTES_MAX:
         raise ValueError(f"{path} is longer than {FILE_BYTES_MAX} bytes")
@@ -75,6 +79,69 @@ def read_addresses(text: str) -> tuple[str, ...]:
         return parse_addresses(",".join(word.strip(",") for word in words))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    """The file's first bytes, one more than it may have.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # so that the open of a pipe returns
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return os.read(descriptor, FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
+
+
+class Reader:
+    """Reads the addresses anew, and waits no longer than `READ_S_MAX`: a mount may hang, and its reader with it.
+
+    Who hangs in the system cannot be ended. It is left alone, and no second one is sent after it.
+
+    Args:
+        text: the `lighthouse` setting.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._answers: queue.SimpleQueue[tuple[str, ...] | ValueError] | None = None
+
+    def read(self) -> tuple[str, ...]:
+        """The addresses as they stand now.
+
+        Raises:
+            ValueError: if the file cannot be read in time, is empty or too long, or an address in it is none.
+        """
+        if not self._text.startswith(FILE):
+            return parse_addresses(self._text)
+        if self._answers is None:
+            self._answers = queue.SimpleQueue()
+            arguments = (self._text, self._answers)
+            threading.Thread(target=_answer, args=arguments, name="addresses", daemon=True).start()
+        try:
+            answer = self._answers.get(timeout=READ_S_MAX)
+        except queue.Empty:
+            path = self._text.removeprefix(FILE)
+            raise ValueError(f"cannot read {path}: it has not answered for {READ_S_MAX:.0f} s") from None
+        self._answers = None
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+
+def _answer(text: str, answers: queue.SimpleQueue[tuple[str, ...] | ValueError]) -> None:
+    try:
+        answers.put(_read_file(text))
+    except ValueError as error:
+        answers.put(error)
+
+
+def read_addresses(text: str) -> tuple[str, ...]:
+    """As `Reader.read`, once."""
+    return Reader(text).read()
 
 
 def addresses_at_start(text: str) -> tuple[str, ...]:
@@ -98,15 +165,18 @@ class Addresses:
     """
 
     def __init__(self, text: str, say: Callable[[str], None]) -> None:
-        self._text, self._say = text, say
+        self._reader, self._say = Reader(text), say
         self.all = addresses_at_start(text)
         self.at = self.all[0]
         self._told = ""
 
     def read(self) -> None:
-        """Reads the file again; goes on at the address it was at, or at the first if that is no more there."""
+        """Reads the file again; goes on at the address it was at, or at the first if that is no more there.
+
+        It may take `READ_S_MAX` seconds, so an event loop has a thread do it.
+        """
         try:
-            self.all = read_addresses(self._text)
+            self.all = self._reader.read()
             self._told = ""
         except ValueError as error:
             if str(error) != self._told:

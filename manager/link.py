@@ -89,7 +89,7 @@ class LighthouseLink:
         self._task = asyncio.current_task()
         backoff_s = BACKOFF_S_MIN
         while not self._ended:
-            self.addresses.read()
+            await asyncio.to_thread(self.addresses.read)  # a file on a mount that hangs must not stop the manager
             heard = await self._stream(self.addresses.at)
             if self._ended or self.denied:
                 return

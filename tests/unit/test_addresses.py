@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,36 @@ def test_they_are_tried_in_a_circle_and_know_their_place() -> None:
         addresses.next()
     assert seen == [("a:1", 1), ("b:2", 2), ("c:3", 3), ("a:1", 1)]
     assert Addresses("a:1", print).place == 0
+
+
+def test_a_pipe_or_a_folder_is_no_file_and_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(ValueError, match="cannot read .*: it is no regular file"):
+            read_addresses(f"file:{path}")
+    with pytest.raises(ValueError, match="'file:' names no file"):
+        read_addresses("file:")
+
+
+def test_a_mount_that_hangs_is_told_of_once_and_asked_by_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, said, let_go, opened = tmp_path / "at", list[str](), threading.Event(), list[str]()
+    file.write_text("a:1")
+    addresses = Addresses(f"file:{file}", said.append)
+
+    def hangs(path: Path) -> bytes:
+        opened.append(str(path))
+        assert let_go.wait(30)
+        return b"b:2"
+
+    monkeypatch.setattr("lightkeeper.manager.addresses._content", hangs)
+    monkeypatch.setattr("lightkeeper.manager.addresses.READ_S_MAX", 0.05)
+    for _ in range(3):
+        addresses.read()
+    assert addresses.all == ("a:1",) and len(opened) == 1
+    assert len(said) == 1 and "has not answered" in said[0] and "going on with a:1" in said[0]
+    let_go.set()
+    monkeypatch.setattr("lightkeeper.manager.addresses.READ_S_MAX", 30.0)
+    addresses.read()
+    assert addresses.all == ("b:2",)
