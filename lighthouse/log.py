@@ -5,16 +5,19 @@ One JSON object a line. The file is locked while a lighthouse reigns by it; a co
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import json
+import io
 import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
 
-from lightkeeper.lighthouse.actions import Activated, Ended, Promised, Record, Superseded
-from lightkeeper.lighthouse.names import Epoch, Member, Membership, Term
+from lightkeeper.lighthouse.actions import Activated, Promised, Record, Superseded
+from lightkeeper.lighthouse.loglines import JobLine, TermLine, decode, encode, encode_term, record_in
+from lightkeeper.lighthouse.names import Epoch, Membership, Term
 
 
 class LogError(RuntimeError):
@@ -70,29 +73,33 @@ class LighthouseLog:
 
     def __init__(self, folder: Path | None) -> None:
         self.jobs: dict[str, JobHistory] = {}
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
         number, lighthouse = 0, secrets.token_hex(4)
         if folder is not None:
             path = folder / "lighthouse.log"
             self._file = self._open(path)
-            for record in self._read(path):
-                if record["kind"] == "term":
-                    number, lighthouse = record["number"], record["lighthouse"]
-                else:
-                    self.jobs.setdefault(record["job"], JobHistory()).apply(_decode(record))
+            try:
+                for line in self._read(path):
+                    if isinstance(line, TermLine):
+                        number, lighthouse = line.number, line.lighthouse
+                    else:
+                        self.jobs.setdefault(line.job, JobHistory()).apply(record_in(line))
+            except LogError:
+                self.close()
+                raise
         self.term = Term(number, lighthouse)
         self.rise(number + 1)
 
     def rise(self, number: int) -> Term:
         """Starts a higher term of this lighthouse, fsynced."""
         self.term = Term(number, self.term.lighthouse)
-        self._write({"kind": "term", "number": number, "lighthouse": self.term.lighthouse})
+        self._write(encode_term(self.term))
         return self.term
 
     def append(self, job: str, record: Record) -> None:
         """Takes a record in and returns when it is on disk."""
         self.jobs.setdefault(job, JobHistory()).apply(record)
-        self._write({"job": job, **_encode(record)})
+        self._write(encode(job, record))
 
     def close(self) -> None:
         """Releases the lock."""
@@ -101,10 +108,10 @@ class LighthouseLog:
             self._file = None
 
     @staticmethod
-    def _open(path: Path) -> TextIO:
+    def _open(path: Path) -> FileIO:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+            file = open(path, "ab", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise LogError(f"cannot write the lighthouse log {path}: {error.strerror}; give another --log") from error
         try:
@@ -115,91 +122,26 @@ class LighthouseLog:
         return file
 
     @staticmethod
-    def _read(path: Path) -> list[dict[str, Any]]:
-        data = path.read_bytes()
-        records = []
+    def _read(path: Path) -> Iterator[TermLine | JobLine]:
         offset = 0
-        for line in data.splitlines(keepends=True):
+        for number, line in enumerate(io.BytesIO(path.read_bytes()), 1):
             if not line.endswith(b"\n"):  # torn by a crash while it was written: it was never spoken of
                 os.truncate(path, offset)
-                break
+                return
             try:
-                record = json.loads(line)
-                if record["kind"] == "term":
-                    _term_in(record["number"], record["lighthouse"])
-                else:
-                    _decode(record)
-            except (ValueError, KeyError, TypeError) as error:
-                raise LogError(f"{path} is damaged at byte {offset}; move it away to start without it") from error
+                yield decode(line)
+            except ValueError as error:
+                where = f"line {number} (byte {offset})"
+                raise LogError(f"{path} is damaged in {where}: {error}; move it away to start without it") from error
             offset += len(line)
-            records.append(record)
-        return records
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, line: bytes) -> None:
+        """Writes past any buffer: what a full disk did not take must not turn up again when the file is closed."""
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
         except OSError as error:
             raise LogError(f"cannot write the lighthouse log {self._file.name}: {error.strerror}") from error
-
-
-def _encode(record: Record) -> dict[str, Any]:
-    if isinstance(record, Promised):
-        planned = None if record.planned is None else _membership_out(record.planned)
-        return {"kind": "promised", "number": record.number, "planned": planned}
-    if isinstance(record, Activated):
-        return {"kind": "activated", "membership": _membership_out(record.membership)}
-    if isinstance(record, Superseded):
-        return {"kind": "superseded"}
-    return {"kind": "ended", "reason": record.reason, "ok": record.ok}
-
-
-def _decode(raw: dict[str, Any]) -> Record:
-    if raw["kind"] == "promised":
-        return Promised(_number(raw["number"]), None if raw["planned"] is None else _membership_in(raw["planned"]))
-    if raw["kind"] == "activated":
-        return Activated(_membership_in(raw["membership"]))
-    if raw["kind"] == "ended":
-        return Ended(raw["reason"], raw.get("ok", False) is True)
-    if raw["kind"] == "superseded":
-        return Superseded()
-    raise LogError(f"the lighthouse log holds a record of kind {raw['kind']!r}, which this version does not know")
-
-
-def _epoch_out(epoch: Epoch) -> list[Any]:
-    return [epoch.number, epoch.term.number, epoch.term.lighthouse]
-
-
-def _epoch_in(raw: list[Any]) -> Epoch:
-    return Epoch(_number(raw[0]), _term_in(raw[1], raw[2]))
-
-
-def _term_in(number: Any, lighthouse: Any) -> Term:
-    if not isinstance(lighthouse, str):
-        raise TypeError(f"{lighthouse!r} is no lighthouse's name")
-    return Term(_number(number), lighthouse)
-
-
-def _number(raw: Any) -> int:
-    if type(raw) is not int:
-        raise TypeError(f"{raw!r} is no number")
-    return raw
-
-
-def _membership_out(membership: Membership) -> dict[str, Any]:
-    return {
-        "epoch": _epoch_out(membership.epoch),
-        "base": None if membership.base is None else _epoch_out(membership.base),
-        "members": [[m.group, m.incarnation, m.manager, list(m.ranks)] for m in membership.members],
-    }
-
-
-def _membership_in(raw: dict[str, Any]) -> Membership:
-    members = tuple(
-        Member(group, incarnation, manager, tuple(ranks)) for group, incarnation, manager, ranks in raw["members"]
-    )
-    base = None if raw["base"] is None else _epoch_in(raw["base"])
-    return Membership(_epoch_in(raw["epoch"]), members, base)

@@ -99,15 +99,33 @@ def test_a_tail_of_zeros_after_a_power_cut_is_taken_off(tmp_path: Path) -> None:
     assert reopened(tmp_path).jobs["a"].highest == 1
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", "{}", "17", '{"kind": "term"}', '{"kind": "promised"}', "\udcff"])
+MEMBERS = '{"job": "a", "kind": "activated", "membership": {"epoch": [1, 1, "lh"], "base": null, "members": %s}}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense", "[]", "{}", "17", '{"kind": "term"}', '{"kind": "promised"}', "\udcff", "[" * 100_000,
+        '{"kind": "superseded"}', '{"kind": "superseded", "job": [1]}', '{"kind": "superseded", "job": 5}',
+        '{"kind": "superseded", "job": "a", "more": ' + "[" * 100_000,
+        '{"kind": "term", "number": -1, "lighthouse": "lh"}',
+        '{"kind": "term", "number": 9223372036854775808, "lighthouse": "lh"}',
+        '{"kind": "term", "number": 9223372036854775807, "lighthouse": "lh"}',
+        '{"kind": "term", "number": true, "lighthouse": "lh"}',
+        '{"kind": "ended", "job": "a", "reason": 5}',
+        MEMBERS % "[]", MEMBERS % "5", MEMBERS % '[["g0", "i1", "g0:1", 7]]', MEMBERS % '[["g0", 1, "g0:1", ["g0:2"]]]',
+        MEMBERS % '[["g0", "i1"]]',
+    ],
+)  # fmt: skip
 def test_a_damaged_line_is_told_in_one_line(tmp_path: Path, line: str) -> None:
+    reopened(tmp_path)
     reopened(tmp_path)
     path = tmp_path / "lighthouse.log"
     size = path.stat().st_size
     with open(path, "ab") as file:
         file.write(line.encode("utf-8", "surrogateescape") + b"\n")
     reopened_after = path.read_bytes()
-    with pytest.raises(LogError, match=rf"is damaged at byte {size}") as raised:
+    with pytest.raises(LogError, match=rf"is damaged in line 3 \(byte {size}\): ") as raised:
         LighthouseLog(tmp_path)
     assert "\n" not in str(raised.value)
     assert path.read_bytes() == reopened_after, "a damaged log is left as it is"
@@ -170,3 +188,22 @@ def test_a_record_that_cannot_be_written_is_not_silent(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(LogError, match="cannot write the lighthouse log .*: No space left"):
         log.append("a", Promised(1))
+
+
+def test_a_full_disk_is_one_error_and_what_stands_in_the_log_stays_readable(tmp_path: Path) -> None:
+    """What was not taken must not turn up again when the file is closed."""
+    code = (
+        "import resource, sys; from pathlib import Path; from lightkeeper.lighthouse.actions import Promised;"
+        "from lightkeeper.lighthouse.log import LighthouseLog, LogError\n"
+        "log = LighthouseLog(Path(sys.argv[1])); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "for number in range(1, 100):\n"
+        "    try: log.append('a', Promised(number))\n"
+        "    except LogError as error: print(number, error); break\n"
+        "log.close()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], timeout=30, check=True, capture_output=True, text=True
+    )
+    number, _, said = done.stdout.partition(" ")
+    assert "cannot write the lighthouse log" in said and not done.stderr
+    assert reopened(tmp_path).jobs["a"].highest == int(number) - 1
