@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self.reigns or self.newest is None or 2 * len(self._unanswered()) >= len(self.newest.members):",
         favoured=("lose_log", "split", "isolate_lighthouse", "cut_control", "fail_reduces"),
         shape={"minimum": 1, "groups": 3, "start_window_s": 0.0},
-        seed=106,
+        seed=275,
     ),
     Mutant(
         "ready flag before the group is formed",
@@ -428,9 +428,9 @@ UNNOTICED: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the word of one member is enough to go on after a standstill",
-        "manager/machine",
-        "if doubts(membership, tuple(self.prepared), self.settings.group, words):",
-        "if len(doubts(membership, tuple(self.prepared), self.settings.group, words)) == len(membership.members) - 1:",
+        "manager/outages",
+        "doubtful = doubts(membership, tuple(self.prepared), self.settings.group, words)",
+        "doubtful = doubts(membership, tuple(self.prepared), self.settings.group, words)[len(words) and 1 :]",
         favoured=("freeze_group", "freeze_manager", "split", "isolate_lighthouse", "kill_rank"),
     ),
     Mutant(
@@ -442,7 +442,7 @@ UNNOTICED: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a standstill is not noticed",
-        "manager/machine",
+        "manager/outages",
         "if gap_s <= self.lease_s or self.known is None or self.suspended:",
         "if True:",
         favoured=("freeze_group", "freeze_manager", "fail_reduces", "kill_rank"),
