@@ -38,6 +38,7 @@ class LighthouseLink:
         disconnected: called when it broke.
         received: called with each message.
         say: prints a line for the operator.
+        addresses: those of an earlier link, which it goes on with: the file may not be readable any more.
 
     Raises:
         UsageError: if the file cannot be used.
@@ -52,8 +53,9 @@ class LighthouseLink:
         disconnected: Callable[[], None],
         received: Callable[[ToManager], None],
         say: Callable[[str], None],
+        addresses: Addresses | None = None,
     ) -> None:
-        self.addresses, self.metadata = Addresses(lighthouse, say), metadata(token, job)
+        self.addresses, self.metadata = addresses or Addresses(lighthouse, say), metadata(token, job)
         self.connected, self.disconnected, self.received, self.say = connected, disconnected, received, say
         self.denied: str | None = None
         self.welcomed_at = ""  # the address that welcomed us last

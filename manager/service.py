@@ -21,7 +21,7 @@ from lightkeeper.lighthouse.messages import ToManager
 from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, AskMembers, DropKeys, End, Kill, Note, Tell, ToRanks
-from lightkeeper.manager.addresses import addresses_at_start
+from lightkeeper.manager.addresses import Addresses, addresses_at_start
 from lightkeeper.manager.folders import remove_left_over
 from lightkeeper.manager.groupstate import group_state, words_of
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
@@ -101,13 +101,13 @@ class ManagerService:
             await server.stop(grace=0)
             self._remove_files()
 
-    def _new_link(self) -> LighthouseLink:
+    def _new_link(self, addresses: Addresses | None = None) -> LighthouseLink:
         s = self.settings
         return LighthouseLink(
             s.lighthouse, s.token, s.job,
             lambda place: self.act(self.machine.connected(time.monotonic(), place)),
             lambda: self.act(self.machine.disconnected(time.monotonic())),
-            self._from_lighthouse, self.say,
+            self._from_lighthouse, self.say, addresses,
         )  # fmt: skip
 
     async def _until_ended(self, tasks: list[asyncio.Task[None]]) -> int:
@@ -131,7 +131,7 @@ class ManagerService:
         """The members that stand may wait for the word that this group is fenced: no lighthouse has heard it yet."""
         budget_s = self.settings.outage_budget_s
         self.say(f"stays for up to {budget_s:.0f} s to tell a lighthouse that this group is gone")
-        self.link = self._new_link()
+        self.link = self._new_link(self.link.addresses)
         telling = asyncio.create_task(self.link.run())
         asked = asyncio.create_task(self._asked_again.wait())
         try:

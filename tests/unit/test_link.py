@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import grpc.aio
+import pytest
 
+from lightkeeper.errors import UsageError
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.log import LighthouseLog
 from lightkeeper.lighthouse.machine import Bounds
@@ -361,3 +363,17 @@ def test_flush_tells_whether_the_lighthouse_has_read_it_all() -> None:
             assert not await nobody.link.flush(0.1)
 
     scene(go)
+
+
+def test_a_link_that_follows_another_goes_on_with_its_addresses_though_the_file_is_gone(tmp_path: Any) -> None:
+    """A group that has ended and stays to say so makes a new one."""
+    file = tmp_path / "at"
+    file.write_text("127.0.0.1:29401\n")
+    first = End(f"file:{file}")
+    file.unlink()
+    with pytest.raises(UsageError, match="cannot read"):
+        End(f"file:{file}")
+    calls = (first.connected, first.disconnected, first.heard.append, first.said.append)
+    again = LighthouseLink(f"file:{file}", TOKEN, "job", *calls, first.link.addresses)
+    again.addresses.read()
+    assert again.addresses.at == "127.0.0.1:29401" and "going on with 127.0.0.1:29401" in first.said[-1]
