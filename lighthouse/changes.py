@@ -48,8 +48,10 @@ class Changes(Joins):
             self.recovery = None  # a group went away before the first epoch: wait for all again
             return actions
         asked = frozenset(g.name for g in self._participants())
-        if not asked:
-            return actions + self._nobody_left()
+        if not asked or not (self.newest is None or self._may_live()):  # followers cannot speak for who is gone
+            ended = self._nobody_left()
+            if ended or not asked:
+                return actions + ended
         if self.recovery is None or asked != self.recovery.asked:
             actions += self._ask(asked, cause or (self.recovery.cause if self.recovery else ""), now)
         assert self.recovery is not None

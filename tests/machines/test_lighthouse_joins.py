@@ -197,3 +197,21 @@ def test_a_member_whose_stream_broke_says_anew_where_it_is() -> None:
     assert not world.told("g2/i2", m.Heal), "what they said a minute ago is no word of where they are"
     world.pass_s(0.25, {"g0": 300, "g1": 300})
     assert world.told("g2/i2", m.Heal)[0].step > 300
+
+
+def test_followers_that_outlive_all_members_begin_the_next_job_with_what_they_hold() -> None:
+    """Below the minimum a follower is asked with the members; once all of those are gone it cannot speak for them."""
+    world = World(groups=2)
+    world.start()
+    world.die("g1", step=5)
+    world.promise("g0", 4)
+    world.arrive("g1/i2")
+    world.beat("g1/i2", 5, "follow", epoch=0)
+    world.die("g0", step=6)
+    assert world.machine.newest is None
+    world.arrive("g0/i2")
+    world.promise("g0/i2", -1)
+    world.promise("g1/i2", 5, entry=world.machine.broken_off)
+    assert world.newest.groups == ("g1",) and world.activate("g1/i2").first_step == 6
+    world.tick()
+    assert world.told("g0/i2", m.Heal), "it takes the state that there is"
