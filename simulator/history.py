@@ -102,7 +102,7 @@ def run_history(plan: Plan, traces: bool = False) -> Outcome:
         limit_s = plan.shape.window_s + SETTLE_BUDGETS * plan.shape.budget_s
         while not world.run(limit_s):
             if world.clock.now - world.checkers.last_commit_s < liveness.bound_s:
-                limit_s += plan.shape.budget_s  # it goes on well, and only came to it late
+                limit_s = plan.shape.budget_s  # more: it goes on well, and only came to it late
                 continue
             states = {name: (g.alive, g.ranks[0].phase, g.ranks[0].step) for name, g in world.groups.items()}
             raise Violation("liveness", f"the job has not ended after {world.clock.now:.0f} s: {states}")
