@@ -34,6 +34,7 @@ class Joins(TakeOver):
         joiners = self._joiners(now)
         if not joiners and not self._waits_to_join():
             return self._release()
+        self._name_anew(joiners)
         asking = [group for group in joiners if group.healing is None]
         if not asking or not any(group.in_touch for group in self._members()):
             return []
@@ -68,6 +69,16 @@ class Joins(TakeOver):
         behind = [g for g in self._members() if g.gone is None and (g.beat is None or g.beat.epoch < number)]
         outside = [g for g in self.groups.values() if g.in_touch and g.gone is None and self._member(g.name) is None]
         return bool(behind) or any(g.join is not None or g.healing is not None for g in outside)
+
+    def _name_anew(self, joiners: Sequence[Group]) -> None:
+        """A boundary ahead is never reached if the members stand before it, below the minimum."""
+        stands = None if self.recovery is None else self._boundary()
+        if stands is None or self.copied in (None, BEFORE) or self.copied <= stands:
+            return
+        for group in joiners:
+            if group.healing == self.copied and not group.follows:
+                group.healing = None
+        self.copied = None
 
     def _boundary(self) -> int | None:
         """A boundary that no member has passed when the word reaches it; now, if all of them stand.

@@ -122,8 +122,12 @@ class Answers:
         if self.source is None:
             return None
         self.fetching.add(rank)
+        return local.Answer(verdict="heal", source=self._source_for(rank))
+
+    def _source_for(self, rank: int) -> local.Source:
+        assert self.source is not None
         donors = tuple((member.group, member.ranks[rank]) for member in self.source.donors if rank < len(member.ranks))
-        return local.Answer(verdict="heal", source=local.Source(step=self.source.step, donors=donors))
+        return local.Source(step=self.source.step, donors=donors)
 
     def _plan(self, rank: int) -> local.Plan:
         assert self.activation is not None

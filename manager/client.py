@@ -45,6 +45,9 @@ class Pushes(Protocol):
     def touch(self) -> None:
         """A copy of the state will be wanted at a boundary ahead."""
 
+    def instead(self, source: local.Source) -> None:
+        """The donors that are waited for copy at another boundary."""
+
     def release(self) -> None:
         """Nobody needs the copy and the kept entries any more."""
 
@@ -184,6 +187,8 @@ class ManagerClient:
             self._pushes.build(message.plan)
         elif isinstance(message, local.Touch):
             self._pushes.touch()
+        elif isinstance(message, local.Instead):
+            self._pushes.instead(message.source)
         elif isinstance(message, local.Release):
             self._pushes.release()
         elif isinstance(message, local.Say):

@@ -35,6 +35,7 @@ class Joiner:
     def __init__(self, token: str, registry: StateRegistry, timeout_s: float, note: Note) -> None:
         self._token, self._registry, self._timeout_s, self._note = token, registry, timeout_s, note
         self._donors: list[str] = []
+        self._source = local.Source(step=0, donors=())
 
     def fetch(self, source: local.Source) -> Fetched:
         """Replaces the state by the donors' copy, once they have reached the boundary.
@@ -43,9 +44,11 @@ class Joiner:
             TransferFailed: if it cannot be had whole.
             CannotHeal: if it does not fit, naming what does not.
         """
-        self._donors = [address for _, address in source.donors]
+        self._source = source
         until = time.monotonic() + self._timeout_s
         while True:
+            source = self._source
+            self._donors = [address for _, address in source.donors]
             try:
                 options = Options(timeout_s=self._timeout_s)
                 fetched = fetch_state(self._donors, self._token, self._registry, None, options, note=self._note)
@@ -58,6 +61,10 @@ class Joiner:
                 time.sleep(ASK_AGAIN_S)  # they have not reached the boundary yet
             except StateDoesNotFit as error:
                 raise CannotHeal(f"this group cannot take the members' state: {error}") from error
+
+    def instead(self, source: local.Source) -> None:
+        """The donors copy at another boundary than the one that `fetch` waits for; from any thread."""
+        self._source = source
 
     def next_entry(self, after: Entry, reducer: Reducer, wait_s: float) -> tuple[Entry, Outcome] | None:
         """Reads the entry that follows into the reducer, from the first donor that has it.

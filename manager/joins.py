@@ -59,6 +59,7 @@ class Joins(Ends):
         why = f"{heal.why}: it takes theirs" if heal.why else "joining"
         line = f"{why}; the state before step {heal.step} comes from {donors}"
         actions: list[Action] = [ToRanks(local.Say(line=line), 0)]
+        actions += [ToRanks(local.Instead(source=self._source_for(rank)), rank) for rank in sorted(self.fetching)]
         return actions + self._heal_answers()
 
     def _heal_answers(self) -> list[Action]:

@@ -224,6 +224,12 @@ class Touch(Message, frozen=True, kw_only=True):
     """A copy of the state will be wanted at a boundary ahead: its memory is to be there by then."""
 
 
+class Instead(Message, frozen=True, kw_only=True):
+    """To a rank that waits for its donors to reach a boundary: another one. Of no effect once it has a state."""
+
+    source: Source
+
+
 class Release(Message, frozen=True, kw_only=True):
     """Nobody needs the copy and the kept entries any more."""
 
@@ -242,7 +248,7 @@ class Say(Message, frozen=True, kw_only=True):
     line: str
 
 
-ToRank = Answer | Registered | Abort | Build | Touch | Release | Key | Say
+ToRank = Answer | Registered | Abort | Build | Touch | Instead | Release | Key | Say
 
 _encoder = msgspec.msgpack.Encoder()
 from_rank = msgspec.msgpack.Decoder(FromRank)

@@ -89,7 +89,7 @@ class Rank:
         self._injector = Injector(faults, f"rank {self.settings.group}/{self.rank}", registered.pid, self._record.write)
         backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
         self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.form_timeout_s)
-        self._client.listen(_Pushes(self._epochs, self._entries))
+        self._client.listen(_Pushes(self._epochs, self._entries, self._joiner))
         report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
         self._reducer: Reducer | None = None
         self._plan: local.Plan | None = None
@@ -277,8 +277,9 @@ def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:
 class _Pushes:
     """What the manager pushes: to the process groups, and to what is held for joiners."""
 
-    def __init__(self, epochs: Epochs, entries: EntryHolder) -> None:
+    def __init__(self, epochs: Epochs, entries: EntryHolder, joiner: Joiner) -> None:
         self.abort, self.build = epochs.abort, epochs.build
+        self.instead = joiner.instead
         self.touch, self.release = entries.touch, entries.release
 
 

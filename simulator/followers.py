@@ -37,10 +37,12 @@ class Follower(Rank):
     def _heal(self, answer: local.Answer) -> None:
         assert answer.source is not None
         self.enter("heal")
-        self._look(answer.source, self.clock.now + self.group.settings.outage_budget_s)
+        self.source = answer.source
+        self._look(self.clock.now + self.group.settings.outage_budget_s)
 
-    def _look(self, source: local.Source, until: float) -> None:
-        """Waits for donors to reach the boundary."""
+    def _look(self, until: float) -> None:
+        """Waits for donors to reach the boundary, which may be named anew meanwhile."""
+        source = self.source
         donors = [self.world.transfers.get(address) for _, address in source.donors]
         living = [donor for donor in donors if donor is not None and self.world.reaches(self, donor)]
         if not living:
@@ -51,7 +53,7 @@ class Follower(Rank):
             if self.clock.now > until:
                 self._lost("no donor has reached the boundary", torn=False)
             else:
-                self.later(LOOK_S, self._look, source, until)
+                self.later(LOOK_S, self._look, until)
             return
         copy = holding[0].holder.copy
         assert copy is not None

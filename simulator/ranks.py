@@ -50,6 +50,7 @@ class Rank(Process):
         self.holder = Holder(self.world.shape.kept_max)
         self.slow_s = 0.0
         self.last_push_s = 0.0  # when the newest message of its manager arrives: its socket keeps their order
+        self.source = local.Source(step=0, donors=())
         self._then: Answered | None = None
         self._turn = 0
 
@@ -67,6 +68,8 @@ class Rank(Process):
             self._abort(message.below)
         elif isinstance(message, local.Touch):
             self.holder.wanted = True
+        elif isinstance(message, local.Instead):
+            self.source = message.source
         elif isinstance(message, local.Release):
             self.holder.release()
 

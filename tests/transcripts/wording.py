@@ -138,6 +138,7 @@ _WORDS: dict[type, Callable[[Any], str | None]] = {
     local.Abort: lambda abort: f"abort below e{abort.below}" if abort.below < 1 << 61 else "abort",
     local.Build: _build,
     local.Touch: lambda touch: "make memory for a copy ready",
+    local.Instead: lambda instead: f"heal before step {instead.source.step} instead",
     local.Release: lambda release: "let go of the copy",
     Activated: lambda record: f"{_groups(record.membership)} is in force",
     Ended: lambda record: f"the end: {record.reason}",
