@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Action, Activated, Ended, Note, Promised
+from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import STARTED_AGAIN
 from lightkeeper.lighthouse.joins import Joins
@@ -65,13 +65,13 @@ class Changes(Joins):
         """Who is gone, and who is asked for a sign of life, by a lighthouse that reigns: others may have them."""
         actions: list[Action] = []
         if self.newest is None:
-            self._judge_waiting(now)
+            actions += self._judge_waiting(now)
         if not self.reigns:
             return actions
         members, waited = self._members(), None if self.recovery is None else self.recovery.missing
         look = Look(members, waited, self.patience, now)
         if look.nobody_waits:
-            return []
+            return actions
         for group in members:
             if group.gone is None and (gone := look.verdict(group)) is not None:
                 group.gone = gone
@@ -82,12 +82,16 @@ class Changes(Joins):
             actions += self._send(group, m.Ask())
         return actions
 
-    def _judge_waiting(self, now: float) -> None:
-        """Who waits for the first epoch and falls silent is not counted on, and not waited for."""
+    def _judge_waiting(self, now: float) -> list[Action]:
+        """Who waits for the first epoch and falls silent is not counted on; if it lives it comes on another stream."""
+        actions: list[Action] = []
         for group in self._joined():
             silent_s = now - group.heard
             if group.connection is not None and silent_s > self.patience.away_s:
                 group.gone = Gone(f"silent for {silent_s:.1f} s before it was a member", "lease")
+                actions.append(Close(group.connection))
+                group.connection, group.welcomed = None, None
+        return actions
 
     # ------------------------------------------------------------ recovery
 

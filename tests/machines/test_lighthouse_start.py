@@ -82,7 +82,8 @@ def test_who_is_heard_again_after_its_silence_counts_again() -> None:
     world.arrive("r0", "r1")
     world.promise("r1")
     world.pass_s(4, {"r1": 0})
-    world.beat("r0", 0)
+    assert world.closed == ["r0"], "so that it sees that it is not counted on"
+    world.arrive("r0")
     for group in ("r0", "r1"):
         world.promise(group)
     assert world.newest.groups == ("r0", "r1")
