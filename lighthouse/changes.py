@@ -52,7 +52,7 @@ class Changes(Joins):
             ended = self._nobody_left()
             if ended or not asked:
                 return actions + ended
-        if self.recovery is None or asked != self.recovery.asked:
+        if self.recovery is None or asked != self.recovery.asked or self.recovery.epoch.term != self.term:
             actions += self._ask(asked, cause or (self.recovery.cause if self.recovery else ""), now)
         assert self.recovery is not None
         if self.recovery.complete:

@@ -7,6 +7,7 @@ from world import SAME, World
 
 from lightkeeper.events.ending import FIRST_EPOCH
 from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.names import Term
 
 
 def test_the_first_epoch_needs_all_configured_groups() -> None:
@@ -282,3 +283,17 @@ def test_the_event_log_can_tell_a_first_epoch_by_its_cause() -> None:
     world = World(3)
     world.start()
     assert [note["cause"] for note in world.noted("activated")] == [FIRST_EPOCH]
+
+
+def test_a_recovery_of_a_term_that_has_risen_is_asked_anew() -> None:
+    """r1 has obeyed another lighthouse meanwhile: what the lower term asks for is void for it."""
+    world = World(groups=2)
+    world.arrive("r0", "r1")
+    first = world.asked("r1")
+    world.promise("r0")
+    world.cut("r1")
+    world.arrive("r1", acknowledged=Term(first.term.number, "zz"))
+    asked = world.asked("r1")
+    assert asked.term > Term(first.term.number, "zz") and asked.number > first.number
+    world.promise_all()
+    assert world.newest.groups == ("r0", "r1")

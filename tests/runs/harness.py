@@ -11,8 +11,10 @@ import contextlib
 import json
 import multiprocessing
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,6 +44,15 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["torch", "torch._dynamo", "lightkeeper.manager.trainer", "lightkeeper.manager.gloo"])
 
 
+def port_below_ephemeral() -> int:
+    """A free port that no outgoing connection takes while the lighthouse that had it is away."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port")
+
+
 class Job:
     """One job and its run folder.
 
@@ -65,7 +76,7 @@ class Job:
 
     def start_lighthouse(self, *words: str, port: int = 0, env: dict[str, str] | None = None, log: str = "log") -> str:
         """Starts a lighthouse, with its log in a folder of this name; returns its address once it listens."""
-        number = len(self.lighthouses)
+        number, port = len(self.lighthouses), port or port_below_ephemeral()
         path = self.folder / f"lighthouse-{number}.out"
         command = [
             sys.executable,
@@ -306,6 +317,8 @@ class Job:
         """Waits for all trainers, ends the lighthouses in order, and asserts that no process is left; the facts."""
         names = (*self.trainers, *self.launchers)
         codes = self.wait(*names, within_s=within_s) if names else {}
+        if any(child.poll() is None for child in self.lighthouses):  # managers may have something to say to one yet
+            self.until(lambda: not self.left_over(), "the managers have ended", END_S_MAX)
         for child in self.lighthouses:
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
