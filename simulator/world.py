@@ -82,7 +82,7 @@ class World:
         for lighthouse in self.lighthouses:
             newest = lighthouse.machine.newest
             for member in newest.members if lighthouse.up and not lighthouse.frozen and newest is not None else ():
-                if member.incarnation not in alive and member.incarnation not in lighthouse.machine.fenced:
+                if member.incarnation not in alive and member.incarnation not in lighthouse.machine.dead:
                     spoke = lighthouse.fence(member.group) or spoke
         self.words += spoke
         return spoke
