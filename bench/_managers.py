@@ -7,6 +7,7 @@ a reduce when the bench says so. One process holds them all, so that what is mea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import Counter
@@ -64,6 +65,23 @@ class Fleet:
         self.managers = [Simulated(self, i) for i in range(self.size)]
         for some in batches(self.managers):
             await asyncio.gather(*(manager.connect() for manager in some))
+
+    @contextlib.asynccontextmanager
+    async def alive(self) -> AsyncIterator[None]:
+        """Connected, and looking at their ranks, until the end."""
+        await self.connect()
+        looks = asyncio.create_task(self.looks())
+        try:
+            yield
+        finally:
+            looks.cancel()
+            await self.close()
+
+    async def join(self) -> None:
+        """All come at once, until they are members."""
+        for manager in self.managers:
+            manager.join()
+        await self.until(lambda: all(manager.number for manager in self.managers), "the first epoch")
 
     async def close(self) -> None:
         """Ends all streams and connections."""

@@ -111,14 +111,12 @@ async def _measure(size: int) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def _living(fleet: Fleet) -> AsyncIterator[None]:
     """Its managers look and its steps go on, until the end."""
-    await fleet.connect()
-    tasks = [asyncio.create_task(fleet.looks()), asyncio.create_task(_steps(fleet))]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await fleet.close()
+    async with fleet.alive():
+        steps = asyncio.create_task(_steps(fleet))
+        try:
+            yield
+        finally:
+            steps.cancel()
 
 
 async def _steps(fleet: Fleet) -> None:
@@ -131,9 +129,7 @@ async def _steps(fleet: Fleet) -> None:
 async def _admit(run: Run) -> None:
     """All come at once."""
     start, managers = time.monotonic(), run.fleet.managers
-    for manager in managers:
-        manager.join()
-    await run.fleet.until(lambda: all(manager.number for manager in managers), "the first epoch")
+    await run.fleet.join()
     run.figures["admit_s"] = round(max(manager.heard["Activate"] for manager in managers) - start, 4)
     run.figures["admit_bytes"] = run.bytes
     assert managers[0].known is not None and len(managers[0].known.members) == run.fleet.size

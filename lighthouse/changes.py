@@ -90,7 +90,7 @@ class Changes(Joins):
             if group.connection is not None and silent_s > self.patience.away_s:
                 group.gone = Gone(f"silent for {silent_s:.1f} s before it was a member", "lease")
                 actions.append(Close(group.connection))
-                group.connection, group.welcomed = None, None
+                group.hangs_up()
         return actions
 
     # ------------------------------------------------------------ recovery
@@ -169,7 +169,7 @@ class Changes(Joins):
             if member.group in staying:
                 continue
             group = self._member(member.group)
-            if group is None or group.incarnation != member.incarnation:
+            if group is None:  # another incarnation of it is here
                 reason = f"lost: {STARTED_AGAIN}"
             elif group.gone is None:
                 reason = f"left out: {LAGS}"

@@ -82,6 +82,10 @@ class Group:
         """A sign of life."""
         self.heard, self.asked_s = now, None
 
+    def hangs_up(self) -> None:
+        """Its stream is over; what is asked for on the next is asked anew."""
+        self.connection, self.welcomed = None, None
+
     def asked(self, now: float) -> None:
         """It is asked for a sign of life."""
         self.asked_s, self.asked_again_s = now if self.asked_s is None else self.asked_s, now

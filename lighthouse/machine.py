@@ -76,7 +76,7 @@ class JobMachine(Changes):
         self._quiet = False
         for group in self.groups.values():
             if group.connection == connection:
-                group.connection, group.welcomed = None, None
+                group.hangs_up()
                 group.hears(now)
                 if group.gone is None and (self.newest is None or self._member(group.name) is None):
                     group.gone = Gone("it went away before it was a member", "stream")

@@ -169,7 +169,7 @@ class TakeOver(Job):
                 assert group.connection is not None
                 refused = m.Refused(f"standby: {what} once it has heard {missing}", retry=True)
                 actions += [Send(group.connection, refused), Close(group.connection)]
-                group.connection, group.welcomed = None, None
+                group.hangs_up()
                 group.hears(now)
         return actions
 

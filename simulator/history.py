@@ -100,13 +100,10 @@ def run_history(plan: Plan, traces: bool = False) -> Outcome:
     liveness = Liveness(world, faults)
     outcome = Outcome(plan.seed)
     try:
-        limit_s = plan.shape.window_s + SETTLE_BUDGETS * plan.shape.budget_s
+        limit_s = usual_s = plan.shape.window_s + SETTLE_BUDGETS * plan.shape.budget_s
         while not world.run(limit_s):
-            late = world.clock.now < LATE_WINDOWS * (plan.shape.window_s + SETTLE_BUDGETS * plan.shape.budget_s)
-            if (
-                late
-                and world.clock.now - max(world.checkers.last_commit_s, liveness.quiet_since) < 2 * liveness.bound_s
-            ):
+            looked_s = max(world.checkers.last_commit_s, liveness.quiet_since)
+            if world.clock.now < min(LATE_WINDOWS * usual_s, looked_s + 2 * liveness.bound_s):
                 limit_s = plan.shape.budget_s  # more: it goes on well, or somebody has just looked, and came to it late
                 continue
             states = {name: (g.alive, g.ranks[0].phase, g.ranks[0].step) for name, g in world.groups.items()}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from lightkeeper.bench._managers import Fleet, batches
@@ -18,26 +17,12 @@ SIZE = OFTEN_MAX + 32
 BOUND_S = 90.0
 
 
-@contextlib.asynccontextmanager
-async def in_epoch(fleet: Fleet) -> AsyncIterator[None]:
-    """All are members, and have shown it."""
-    await fleet.connect()
-    looks = asyncio.create_task(fleet.looks())
-    try:
-        for manager in fleet.managers:
-            manager.join()
-        await fleet.until(lambda: all(manager.number for manager in fleet.managers), "an epoch")
-        yield
-    finally:
-        looks.cancel()
-        await fleet.close()
-
-
 def play(folder: Path, act: Callable[[Fleet, LocalJob], Awaitable[None]]) -> None:
     async def go() -> None:
         with LocalJob(folder, ()) as job:
             fleet = Fleet(job.start_lighthouse(), job.token, SIZE)
-            async with in_epoch(fleet):
+            async with fleet.alive():
+                await fleet.join()
                 await act(fleet, job)
 
     asyncio.run(asyncio.wait_for(go(), BOUND_S))

@@ -77,16 +77,9 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
 @contextlib.asynccontextmanager
 async def alive(fleet: Fleet) -> AsyncIterator[Fleet]:
     """Its managers are in an epoch, and beat."""
-    await fleet.connect()
-    looks = asyncio.create_task(fleet.looks())
-    try:
-        for manager in fleet.managers:
-            manager.join()
-        await fleet.until(lambda: all(manager.number for manager in fleet.managers), "an epoch")
+    async with fleet.alive():
+        await fleet.join()
         yield fleet
-    finally:
-        looks.cancel()
-        await fleet.close()
 
 
 def play(folder: Path, act: Callable[[Scene], Awaitable[None]]) -> None:

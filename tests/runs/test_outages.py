@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from facts import Facts
+from facts import Facts, Gold
 from harness import Job, names
 from proxy import Proxy
 
@@ -189,6 +189,15 @@ def test_a_standby_is_not_obeyed_by_members_of_a_lighthouse_that_lives(
 # ---------------------------------------------------------------- a death while it is away
 
 
+def check_recovered_by_the_standby(facts: Facts, took: schema.TookOver, gold: Callable[..., Gold]) -> None:
+    """g2's death in step 12, told by its own manager to the lighthouse that took over."""
+    facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
+    assert facts.lost["g2"].detected_by == "manager" and took.members == ("g0", "g1", "g2")
+    assert facts.epochs[-1].first_step == 12
+    check_rises(facts)
+    facts.near(gold(steps=STEPS), "g0")
+
+
 def test_a_death_while_all_are_away_is_told_to_the_standby_by_the_dead_groups_own_manager(job: Job, gold) -> None:
     first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
     job.settings["lighthouse"] = f"{first},{spare}"
@@ -204,11 +213,7 @@ def test_a_death_while_all_are_away_is_told_to_the_standby_by_the_dead_groups_ow
     os.kill(job.lighthouses[1].pid, signal.SIGCONT)
     took = job.wait_for(schema.TookOver)
     facts = job.finish()
-    facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
-    assert facts.lost["g2"].detected_by == "manager" and took.members == ("g0", "g1", "g2")
-    assert facts.epochs[-1].first_step == 12
-    check_rises(facts)
-    facts.near(gold(steps=STEPS), "g0")
+    check_recovered_by_the_standby(facts, took, gold)
 
 
 def test_a_frozen_lighthouse_is_left_for_the_standby(job: Job, gold) -> None:
@@ -223,11 +228,7 @@ def test_a_frozen_lighthouse_is_left_for_the_standby(job: Job, gold) -> None:
     job.wait("g0")
     os.kill(job.lighthouses[0].pid, signal.SIGCONT)
     facts = job.finish()
-    facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
-    assert facts.lost["g2"].detected_by == "manager" and took.members == ("g0", "g1", "g2")
-    assert facts.epochs[-1].first_step == 12
-    check_rises(facts)
-    facts.near(gold(steps=STEPS), "g0")
+    check_recovered_by_the_standby(facts, took, gold)
 
 
 def test_without_a_death_a_frozen_lighthouse_costs_nothing(job: Job, calm: Callable[..., dict[int, str]]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that the helper beside it is found
+from cli_said import one_line, only_the_token
 
 from lightkeeper.cli.app import run
 from lightkeeper.cli.options import LaunchOptions, check_address, require_token
@@ -23,9 +25,7 @@ COMMANDS = ["lighthouse", "launch", "manager", "demo", "bench", "events", "statu
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("LIGHTKEEPER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("LIGHTKEEPER_TOKEN", "secret")
+    only_the_token(monkeypatch)
 
 
 @pytest.fixture
@@ -43,14 +43,6 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         module.Options = types.SimpleNamespace  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, f"lightkeeper.{name}", module)
     return options
-
-
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
-    assert line.startswith("lightkeeper: ")
-    return line.removeprefix("lightkeeper: ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

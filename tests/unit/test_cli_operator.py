@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 
 import grpc
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that the helper beside it is found
+from cli_said import one_line, only_the_token
 
 from lightkeeper.cli import outage
 from lightkeeper.cli.app import run
@@ -25,17 +28,7 @@ from lightkeeper.wire import JOB_KEY, authorised
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("LIGHTKEEPER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("LIGHTKEEPER_TOKEN", "secret")
-
-
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
-    assert line.startswith("lightkeeper: ")
-    return line.removeprefix("lightkeeper: ")
+    only_the_token(monkeypatch)
 
 
 # --- status
