@@ -12,7 +12,7 @@ from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import STARTED_AGAIN
 from lightkeeper.lighthouse.joins import Joins
-from lightkeeper.lighthouse.names import Epoch, Member, Membership
+from lightkeeper.lighthouse.names import Epoch, Member, Membership, speeds_in
 from lightkeeper.lighthouse.recovery import (
     Contradiction,
     Recovery,
@@ -130,7 +130,8 @@ class Changes(Joins):
             candidates = of_one_history(candidates, promises)
         assert self.config is not None
         try:
-            concluded = conclude(candidates, promises)
+            speeds = {name: self._speed(name) for name in candidates}
+            concluded = conclude(candidates, promises, speeds)
         except Contradiction as error:
             return self._stop(f"the job contradicts itself and must not go on: {error}", ok=False)
         starts = self.newest is None and len(self._joined()) >= self.config.minimum  # the others heal from these
@@ -138,7 +139,7 @@ class Changes(Joins):
             return []
         members = tuple(self.groups[name].member() for name in concluded.members)
         base = None if self.newest is None else self.newest.epoch
-        membership = Membership(recovery.epoch, members, base)
+        membership = Membership(recovery.epoch, members, base, speeds_in([speeds[g] for g in concluded.members]))
         self.activation = m.Activate(
             membership,
             concluded.first_step,
@@ -225,7 +226,8 @@ class Changes(Joins):
         if members == self.newest.members and (latest is None or anew):
             return []
         self.highest, self.unbuilt_s = self.highest + 1, None
-        planned = Membership(Epoch(self.highest, self.term), members, self.newest.epoch)
+        speeds = speeds_in([self._speed(member.group) for member in members])
+        planned = Membership(Epoch(self.highest, self.term), members, self.newest.epoch, speeds)
         self.prepared.append(planned)
         prepare = m.Prepare(planned.epoch, self.newest.epoch, planned)
         note = {

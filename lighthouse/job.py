@@ -9,7 +9,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.admission import View
 from lightkeeper.lighthouse.group import Group
 from lightkeeper.lighthouse.log import JobHistory
-from lightkeeper.lighthouse.names import Epoch, Member, Membership, Term
+from lightkeeper.lighthouse.names import EVEN, Epoch, Member, Membership, Term
 from lightkeeper.lighthouse.recovery import Recovery
 from lightkeeper.lighthouse.silence import Patience, stands
 
@@ -306,6 +306,11 @@ class Job:
     def _planned(self) -> Membership | None:
         """The newest planned change on the newest epoch; it replaces those before it unless their flags were faster."""
         return self.prepared[-1] if self.prepared else None
+
+    def _speed(self, name: str) -> int:
+        """Relative speed by which a group is dealt work in the next epoch: as it was, if it was a member."""
+        slot = None if self.newest is None else self.newest.slot_of(name)
+        return EVEN if slot is None or self.newest is None else self.newest.speed_of(slot)
 
     def _first_step_now(self) -> int:
         return max((g.beat.step for g in self._members() if g.beat), default=0)

@@ -27,11 +27,17 @@ class MembershipLine(msgspec.Struct, frozen=True):
     epoch: EpochLine
     base: EpochLine | None
     members: Annotated[tuple[tuple[Name, Name, str, tuple[str, ...]], ...], msgspec.Meta(min_length=1)]
+    speeds: tuple[Number, ...] = ()  # as lines of earlier versions are read
+
+    def __post_init__(self) -> None:
+        if self.speeds and len(self.speeds) != len(self.members):
+            raise ValueError(f"{len(self.members)} members with {len(self.speeds)} speeds")
 
     def read(self) -> Membership:
         """The membership itself."""
         members = tuple(Member(*line) for line in self.members)
-        return Membership(_epoch(self.epoch), members, None if self.base is None else _epoch(self.base))
+        base = None if self.base is None else _epoch(self.base)
+        return Membership(_epoch(self.epoch), members, base, self.speeds)
 
 
 class TermLine(_Line, tag="term", frozen=True):
@@ -133,7 +139,9 @@ def _epoch_out(epoch: Epoch) -> list[Any]:
 
 
 def _membership_out(membership: Membership) -> dict[str, Any]:
+    speeds = {"speeds": list(membership.speeds)} if membership.speeds else {}
     return {
+        **speeds,
         "epoch": _epoch_out(membership.epoch),
         "base": None if membership.base is None else _epoch_out(membership.base),
         "members": [[m.group, m.incarnation, m.manager, list(m.ranks)] for m in membership.members],

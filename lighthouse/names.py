@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+EVEN = 1000  # the speed of a member of which nothing is known
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -63,15 +66,29 @@ class Member:
 
 @dataclass(frozen=True)
 class Membership:
-    """An epoch with its members in slot order and the epoch it follows."""
+    """An epoch with its members in slot order and the epoch it follows.
+
+    Attributes:
+        speeds: relative speed of each member, by which microbatches are dealt; 0 is a spare, which takes part in
+            every reduce and computes nothing. Empty: all alike.
+    """
 
     epoch: Epoch
     members: tuple[Member, ...]
     base: Epoch | None = None
+    speeds: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.speeds and len(self.speeds) != len(self.members):
+            raise ValueError(f"{self.epoch} has {len(self.members)} members and {len(self.speeds)} speeds")
 
     def __hash__(self) -> int:
         """By its name: a thousand members take a millisecond."""
         return hash(self.epoch)
+
+    def speed_of(self, slot: int) -> int:
+        """Relative speed of a member; `EVEN` where all are alike."""
+        return self.speeds[slot] if self.speeds else EVEN
 
     def slot_of(self, group: str, incarnation: str | None = None) -> int | None:
         """Index of the group in the member list, or None if it is not in it (or is another incarnation)."""
@@ -87,3 +104,8 @@ class Membership:
     def groups(self) -> tuple[str, ...]:
         """Names of the members in slot order."""
         return tuple(member.group for member in self.members)
+
+
+def speeds_in(speeds: Sequence[int]) -> tuple[int, ...]:
+    """The speeds as a membership has them: none if all are alike."""
+    return () if len(set(speeds)) <= 1 else tuple(speeds)

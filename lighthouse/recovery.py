@@ -113,12 +113,15 @@ def _age(entry: Entry | None) -> tuple[Epoch, int]:
     return entry.epoch, entry.step
 
 
-def conclude(candidates: Sequence[str], promises: Mapping[str, Promise]) -> Conclusion:
+def conclude(
+    candidates: Sequence[str], promises: Mapping[str, Promise], speeds: Mapping[str, int] | None = None
+) -> Conclusion:
     """What the next epoch does first.
 
     Args:
         candidates: promisers that may be members, in slot order.
         promises: group to its promise, for every candidate.
+        speeds: relative speed of every candidate; None: all alike.
 
     Raises:
         Contradiction: if two groups committed different entries for the newest step, or two promise to hold the
@@ -137,7 +140,8 @@ def conclude(candidates: Sequence[str], promises: Mapping[str, Promise]) -> Conc
         raise Contradiction(f"groups disagree on the microbatches of step {high + 1}: {sorted(totals)}")
     (total,) = totals
     try:
-        shares = deal_rest(total, {group: promises[group].held for group in ahead}, members)
+        by = () if speeds is None else tuple(speeds[group] for group in members)
+        shares = deal_rest(total, {group: promises[group].held for group in ahead}, members, by)
     except ValueError as error:
         raise Contradiction(str(error)) from error
     there = set(ahead)

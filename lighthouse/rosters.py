@@ -64,6 +64,8 @@ class Rosters:
             roster.more.extend(to_wire(member) for member in change[1])
         else:
             roster.packed = _packed(membership)
+        if like is None or like.epoch != membership.epoch:
+            roster.speeds.extend(membership.speeds)
         self._keep(membership)
         return roster
 
@@ -88,7 +90,7 @@ class Rosters:
             members += tuple(from_wire(member) for member in roster.more)
         else:
             members = _unpacked(roster.packed)
-        membership = Membership(epoch, members, base)
+        membership = Membership(epoch, members, base, tuple(roster.speeds))
         self._keep(membership)
         return membership
 

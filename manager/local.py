@@ -147,6 +147,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         members: groups in slot order.
+        speeds: their relative speeds, by which microbatches are dealt; empty: all alike.
         step: the step that is done in it first.
         share: all microbatches of that step that belong to this group.
         total: microbatches of that step.
@@ -165,6 +166,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     adopt: Adopt | None = None
     cause: str = ""
     planned: bool = False
+    speeds: tuple[int, ...] = ()
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,4 +54,5 @@ def plan_for(
         adopt=adopt,
         cause="" if activate is None else activate.cause,
         planned=planned,
+        speeds=membership.speeds,
     )

@@ -113,10 +113,12 @@ class Votes(Joins):
     def _dealt(self) -> tuple[int, ...]:
         """This group's share of the next step; a joiner's share of its first step is zero."""
         assert self.known is not None
-        working = [name for name in self.known.groups if name not in self.joiners]
+        slots = [slot for slot, name in enumerate(self.known.groups) if name not in self.joiners]
         self.joiners = frozenset()
-        group = self.settings.group
-        return deal(self.total, len(working))[working.index(group)] if group in working else ()
+        slot = self.known.slot_of(self.settings.group)
+        if slot not in slots:
+            return ()
+        return deal(self.total, [self.known.speed_of(s) for s in slots])[slots.index(slot)]
 
     def _decided(self, answer: local.Answer, key: tuple[int, int, int] | None = None) -> list[Action]:
         vote = self.votes[0]

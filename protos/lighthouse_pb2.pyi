@@ -43,30 +43,34 @@ class Member(_message.Message):
     def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., ranks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Membership(_message.Message):
-    __slots__ = ("epoch", "members", "base")
+    __slots__ = ("epoch", "members", "base", "speeds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     members: _containers.RepeatedCompositeFieldContainer[Member]
     base: Epoch
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
+    speeds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., speeds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Roster(_message.Message):
-    __slots__ = ("epoch", "base", "like", "without", "more", "packed")
+    __slots__ = ("epoch", "base", "like", "without", "more", "packed", "speeds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     LIKE_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     base: Epoch
     like: Epoch
     without: _containers.RepeatedScalarFieldContainer[str]
     more: _containers.RepeatedCompositeFieldContainer[Member]
     packed: bytes
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., like: _Optional[_Union[Epoch, _Mapping]] = ..., without: _Optional[_Iterable[str]] = ..., more: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., packed: _Optional[bytes] = ...) -> None: ...
+    speeds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., like: _Optional[_Union[Epoch, _Mapping]] = ..., without: _Optional[_Iterable[str]] = ..., more: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., packed: _Optional[bytes] = ..., speeds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Members(_message.Message):
     __slots__ = ("members",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,12 @@ def test_what_was_logged_is_read_back_job_by_job(tmp_path: Path) -> None:
     log = LighthouseLog(tmp_path)
     log.append("a", Promised(1))
     log.append("a", Activated(membership(1)))
-    log.append("a", Promised(2, membership(2, 1, ("g0",))))
+    slower = replace(membership(2, 1), speeds=(1000, 700))
+    log.append("a", Promised(2, slower))
     log.append("b", Promised(7))
     log.close()
     again = reopened(tmp_path)
-    assert again.jobs == {"a": JobHistory(2, membership(1), [membership(2, 1, ("g0",))]), "b": JobHistory(7)}
+    assert again.jobs == {"a": JobHistory(2, membership(1), [slower]), "b": JobHistory(7)}
 
 
 def test_an_activation_drops_what_was_prepared_on_another_base(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -63,15 +64,15 @@ names = st.lists(st.sampled_from(["g0", "g1", "g2", "g3", "g0/i2", "g1/i2"]), ma
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.booleans(), names), max_size=8))
-def test_whatever_is_said_on_a_stream_is_read(said: list[tuple[bool, list[str]]]) -> None:
+@given(st.lists(st.tuples(st.booleans(), names, st.integers(0, 3)), max_size=8))
+def test_whatever_is_said_on_a_stream_is_read(said: list[tuple[bool, list[str], int]]) -> None:
     line = Line()
     known: Membership | None = None
-    for number, (up, groups) in enumerate(said, 1):
+    for number, (up, groups, speed) in enumerate(said, 1):
         if up and known is not None:
             line.up(m.Promise(epoch(number), known))
         else:
-            known = membership(number, *groups)
+            known = replace(membership(number, *groups), speeds=tuple((i * speed) % 3 for i in range(len(groups))))
             line.down(m.Prepare(known.epoch, known.base, known))
 
 
@@ -129,6 +130,13 @@ def test_a_list_that_makes_no_sense_is_refused(packed: bytes) -> None:
     envelope.hello.known.epoch.term.number = 1
     envelope.hello.known.packed = packed
     with pytest.raises(ValueError, match="member list"):
+        unwrap(envelope)
+
+
+def test_speeds_that_do_not_fit_the_members_are_refused() -> None:
+    envelope = wrap(activate(replace(membership(1, "g0", "g1"), speeds=(3, 0))))
+    del envelope.activate.membership.speeds[1]
+    with pytest.raises(ValueError, match="2 members and 1 speeds"):
         unwrap(envelope)
 
 
