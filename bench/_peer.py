@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -48,26 +49,58 @@ def lighthouse_process(minimum: int) -> Iterator[tuple[str, int]]:
         process.wait()
 
 
-def train(group: int, steps: int, compute_s: float, gradient_mb: float, die_at: int | None) -> list[dict[str, Any]]:
-    """One group: every iteration's duration, step before and after, and members; may kill itself inside a reduce."""
+def train(
+    group: int,
+    steps: int,
+    compute_s: float,
+    gradient_mb: float,
+    die_at: int | None = None,
+    rows_to: str = "",
+    timeout_s: float = 60.0,
+) -> list[dict[str, Any]]:
+    """One group of the peer, with AdamW.
+
+    Args:
+        group: its number.
+        steps: committed steps after which it ends.
+        compute_s: timed compute of a step, in seconds.
+        gradient_mb: size of its gradients; the state is three times as large.
+        die_at: the step in whose reduce it kills itself.
+        rows_to: file that every row is appended to as a line of JSON, once it is there.
+        timeout_s: of its manager and of its collectives.
+
+    Returns:
+        Of every iteration: its seconds, the step before and after it, the members, and when it ended (monotonic); of
+        the last one also the state's digest.
+    """
     import torch
     import torch.distributed as dist
     from torchft import Manager, Optimizer, ProcessGroupGloo
 
+    import lightkeeper
     from lightkeeper.bench._compute import stack
 
     torch.set_num_threads(1)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(store.port), RANK="0", WORLD_SIZE="1")
     model = stack(gradient_mb)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    timeout = timedelta(seconds=30)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    timeout = timedelta(seconds=timeout_s)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timeout), min_replica_size=1, load_state_dict=model.load_state_dict,
-        state_dict=model.state_dict, replica_id=f"g{group}", timeout=timeout, hostname="localhost",
+        pg=ProcessGroupGloo(timeout=timeout), min_replica_size=1, load_state_dict=load_state_dict,
+        state_dict=state_dict, replica_id=f"g{group}", timeout=timeout, hostname="localhost",
     )  # fmt: skip
     wrapped = Optimizer(manager, optimizer)
-    gradients = torch.zeros(sum(p.numel() for p in model.parameters()))
+    sizes = [p.numel() for p in model.parameters()]
+    gradients = torch.zeros(sum(sizes))
     rows: list[dict[str, Any]] = []
     while manager.current_step() < steps:
         start, before = time.monotonic(), manager.current_step()
@@ -78,21 +111,24 @@ def train(group: int, steps: int, compute_s: float, gradient_mb: float, die_at: 
         if die_at is not None and before == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         work.wait()
-        for parameter, part in zip(
-            model.parameters(), gradients.split([p.numel() for p in model.parameters()]), strict=True
-        ):
+        for parameter, part in zip(model.parameters(), gradients.split(sizes), strict=True):
             parameter.grad = part.view_as(parameter).clone()
         wrapped.step()
-        rows.append(
-            {
-                "seconds": time.monotonic() - start,
-                "before": before,
-                "after": manager.current_step(),
-                "members": manager.num_participants(),
-            }
-        )
+        now = time.monotonic()
+        after, members = manager.current_step(), manager.num_participants()
+        rows.append({"seconds": now - start, "before": before, "after": after, "members": members, "at": now})
+        if rows_to:
+            with open(rows_to, "a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    rows[-1]["digest"] = lightkeeper.fingerprint(model, optimizer)
     manager.shutdown(wait=False)
     return rows
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """What `train` has written so far; a line cut short by a kill is left out."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 async def quorum_rounds(address: str, groups: int, rounds: int) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
 import tempfile
 import time
@@ -169,16 +167,16 @@ def _torchft(state_mb: int) -> dict[str, Any]:
             more = {"TORCHFT_LIGHTHOUSE": address}
             for slot in range(GROUPS):
                 die_at = KILL_STEP if f"g{slot}" == VICTIM else None
-                trainers.start(f"g{slot}", more, peer_train, slot, state_mb, die_at, str(folder / f"g{slot}"))
+                arguments = (slot, PEER_STEPS, STEP_S, state_mb / 3, die_at, str(folder / f"g{slot}"))
+                trainers.start(f"g{slot}", more, _peer.train, *arguments)
 
             def reached() -> bool:
-                path = folder / "g0"
-                return path.exists() and int(path.read_text() or 0) > KILL_STEP + BEFORE
+                return any(row["after"] > KILL_STEP + BEFORE for row in _peer.read_rows(folder / "g0"))
 
             _until(reached, "torchft's normal steps")
             restarted = time.monotonic()
             again = f"{VICTIM}-again"
-            trainers.start(again, more, peer_train, GROUPS - 1, state_mb, None, str(folder / again))
+            trainers.start(again, more, _peer.train, GROUPS - 1, PEER_STEPS, STEP_S, state_mb / 3)
             results = trainers.result_of(GROUPS, timeout_s=RUN_S_MAX)
         finally:
             trainers.end()
@@ -198,56 +196,3 @@ def _torchft(state_mb: int) -> dict[str, Any]:
         "normal_s": round(max(normals), 3),
         "bits_equal": len({rows[-1]["digest"] for rows in results.values()}) == 1,
     }
-
-
-def peer_train(slot: int, state_mb: int, die_at: int | None, progress: str) -> list[dict[str, Any]]:
-    """One group of the peer; `at` is when the iteration ended."""
-    from datetime import timedelta
-
-    import torch
-    import torch.distributed as dist
-    from torchft import Manager, Optimizer, ProcessGroupGloo
-
-    import lightkeeper
-    from lightkeeper.bench._compute import stack
-
-    torch.set_num_threads(1)
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(store.port), RANK="0", WORLD_SIZE="1")
-    model = stack(state_mb / 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def state_dict() -> dict[str, Any]:
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
-    def load_state_dict(state: dict[str, Any]) -> None:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-
-    timeout = timedelta(seconds=60)
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timeout), min_replica_size=1, load_state_dict=load_state_dict,
-        state_dict=state_dict, replica_id=f"g{slot}", timeout=timeout, hostname="localhost",
-    )  # fmt: skip
-    wrapped = Optimizer(manager, optimizer)
-    sizes = [p.numel() for p in model.parameters()]
-    gradients = torch.zeros(sum(sizes))
-    rows: list[dict[str, Any]] = []
-    while manager.current_step() < PEER_STEPS:
-        start, before = time.monotonic(), manager.current_step()
-        wrapped.zero_grad()
-        time.sleep(STEP_S)
-        gradients.fill_(1.0)
-        work = manager.allreduce(gradients)
-        if die_at is not None and before == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        work.wait()
-        for parameter, part in zip(model.parameters(), gradients.split(sizes), strict=True):
-            parameter.grad = part.view_as(parameter).clone()
-        wrapped.step()
-        now, after = time.monotonic(), manager.current_step()
-        rows.append({"seconds": now - start, "before": before, "after": after, "at": now})
-        Path(progress).write_text(str(after))
-    rows[-1]["digest"] = lightkeeper.fingerprint(model, optimizer)
-    manager.shutdown(wait=False)
-    return rows

@@ -35,7 +35,7 @@ def build() -> typer.Typer:
     app.command("launch")(launch.command)
     app.command("manager", hidden=True)(manager.command)
     app.command("demo")(demo.command)
-    app.command("bench")(bench.command)
+    app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.command)
     app.command("simulate")(simulate.command)
     app.command("events")(events.command)
     app.command("status")(status.command)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.resources import files
+from inspect import signature
+from itertools import zip_longest
 from typing import Annotated, Any
 
 import typer
@@ -19,10 +22,14 @@ from lightkeeper.errors import UsageError
 
 
 def command(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which bench; `list` names them all.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Measure this runtime against its peer, in one call on this machine, and print the ratio."""
+    """Measure this runtime against its peer, in one call on this machine, and print the ratio.
+
+    Some benches take more: `lightkeeper bench chaos --interval 15 --minutes 5`.
+    """
     known = benches()
     if name == "list":
         for known_name, what in known.items():
@@ -30,7 +37,8 @@ def command(
         return 0
     if name not in known:
         raise UsageError(f"no bench {name!r} (there are: {', '.join(known) or 'none'})")
-    result = import_module(f"lightkeeper.bench.{name}").run()
+    bench = import_module(f"lightkeeper.bench.{name}").run
+    result = bench(**numbers(name, bench, context.args))
     if json:
         import msgspec
 
@@ -38,6 +46,28 @@ def command(
     else:
         show(result)
     return 0
+
+
+def numbers(name: str, bench: Callable[..., Any], words: Sequence[str]) -> dict[str, float]:
+    """What `--OPTION NUMBER` gives for the parameters of a bench.
+
+    Raises:
+        UsageError: for one that it does not have, or what is no positive number.
+    """
+    known = tuple(signature(bench).parameters)
+    given: dict[str, float] = {}
+    for option, value in zip_longest(words[::2], words[1::2]):
+        parameter = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or parameter not in known:
+            takes = ", ".join(f"--{k.replace('_', '-')}" for k in known) or "no options of its own"
+            raise UsageError(f"bench {name} does not know {option} (it takes {takes})")
+        try:
+            given[parameter] = float(value or "")
+        except ValueError:
+            raise UsageError(f"{option} {value or ''}: give a number") from None
+        if not 0 < given[parameter] < float("inf"):
+            raise UsageError(f"{option} {value}: give a number above 0")
+    return given
 
 
 def benches() -> dict[str, str]:
