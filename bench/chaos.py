@@ -119,7 +119,8 @@ def figures(steps: Sequence[Step], kills: Sequence[Kill], ended: float) -> dict[
     first = kills[0].at
     normal_s = statistics.median(step.seconds for step in steps if first - QUIET_S <= step.at < first)
     started = {(kill.group, kill.at) for kill in kills}
-    survivors, forward = [], {}
+    survivors: list[Step] = []
+    forward: dict[int, float] = {}
     for step in sorted((step for step in steps if first <= step.at <= ended), key=lambda step: step.at):
         forward[step.index] = max(step.done, forward.get(step.index, 0.0))
         back = {start for start in started if start[0] == step.group and start[1] < step.at}
