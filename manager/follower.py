@@ -8,6 +8,7 @@ from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager import local
 from lightkeeper.manager.joining import WAIT_S
 from lightkeeper.manager.rank import Rank
+from lightkeeper.manager.reducer import Outcome
 from lightkeeper.manager.state.registry import UNNAMED
 from lightkeeper.manager.step import LoopError, Step
 from lightkeeper.manager.transfer.client import TransferFailed
@@ -64,15 +65,16 @@ class Follower(Rank):
                 vote = local.Vote(epoch=0, step=index, outcome="lost", error=str(error))
                 self._after_waiting(self._ask(vote))
                 continue
-            if found is not None:
-                self._reduced_as, self._outcome = found
+            if found is None:
+                self._after_waiting(self._ask(self._joiner_vote("idle")))
+            elif self._follow(index, *found):
                 self._step = Step(cast("Manager", self), index, self._total(index), (), lead=False, live=False)
                 return self._step
-            self._after_waiting(self._ask(self._joiner_vote("idle")))
         index = self.page.step
         share = () if self._applies else self._open_share()
         live = not self._applies
         self._step = Step(cast("Manager", self), index, self._total(index), share, lead=self._slot == 0, live=live)
+        self._applies = False
         self._enter("compute", index)
         return self._step
 
@@ -85,46 +87,38 @@ class Follower(Rank):
         elif answer.verdict != "go":
             self._stop(answer)
 
-    def _named(self, answer: local.Answer) -> bool:
-        """This group is a member by a recovery; returns whether the step at hand is committed by that."""
+    def _named(self, answer: local.Answer) -> None:
+        """This group is a member by a recovery, which may have committed the step at hand."""
         self._follows = False
         self._applies = self._recover(answer) == "committed"
         self._record.rejoined(self.page.step)
-        return self._applies
 
-    def _follow(self, step: Step) -> tuple[int, ...] | None:
-        """The entry in the buffers is applied; it may be the one that makes this group a member.
+    def _follow(self, index: int, name: Entry, outcome: Outcome) -> bool:
+        """The group votes on the entry in the buffers before the loop's body sees it.
+
+        The others of its ranks may need a fresh copy, or it may be named in a recovery that does the step anew; nothing
+        of the step has happened in the loop by then. The entry may be the one that makes this group a member.
 
         Returns:
-            Microbatches to compute, if a recovery named this group a member and this step is done anew; else None.
+            Whether the entry is to be applied.
         """
-        index = step.index
-        if self._applies:  # adopted in a recovery: voted on already
-            self._applies = False
-            return None
-        assert self._outcome is not None and self._reduced_as is not None
-        if self._outcome.problem is not None:
-            raise LoopError(f"step {index}: the entry is wrong and is not applied: {self._outcome.problem}")
-        name = self._reduced_as
+        self._reduced_as, self._outcome = name, outcome
+        if outcome.problem is not None:
+            raise LoopError(f"step {index}: the entry is wrong and is not applied: {outcome.problem}")
         vote = local.Vote(
             epoch=0, step=index + 1, outcome="followed", next_total=self._total(index + 1),
-            activates=self._outcome.ready, entry=_triple(name),
+            activates=outcome.ready, entry=_triple(name),
         )  # fmt: skip
         answer = self._ask(vote)
-        if answer.verdict == "recover":
-            if self._named(answer):
-                self._applies = False
-                return None
-            step.live = True
-            return self._open_share()
         if answer.verdict != "go":
-            self._stop(answer)
+            self._after_waiting(answer)
+            return False
         if answer.epoch:
             self._follows = False
             self._share, self._ready = (), 0
             self._switch(answer.epoch)
             self._record.rejoined(index + 1)
-        return None
+        return True
 
 
 def _triple(name: Entry) -> tuple[int, int, str]:

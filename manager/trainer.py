@@ -184,7 +184,7 @@ class Manager(Follower):
         """Reduces and votes; returns further microbatches to compute, or None once the group has committed."""
         assert self._reducer is not None
         if not step.live:
-            return self._follow(step)
+            return None  # voted on already: the entry in the buffers is applied
         assert self._plan is not None
         self._enter("reduce", step.index)
         self._record.reduces()
