@@ -27,6 +27,10 @@ class Ends(Answers):
         self.exits[rank] = exit_code
         if self.ending is not None:
             return []
+        if exit_code == 0 and not self.registered:
+            if len(self.exits) < self.settings.ranks:
+                return []
+            return self._end(0, "the script ended without using a Manager")
         if exit_code == 0 and done:
             if len(self.exits) < self.settings.ranks:
                 return []
@@ -50,16 +54,6 @@ class Ends(Answers):
             return [tell, *self._finish(exits.ASKED, f"{reason}: asked to end at once")]
         self.leaving = reason
         return [Tell(m.Leave(reason))]
-
-    def helper_ended(self, name: str, exit_code: int, now: float) -> list[Action]:
-        """A process between manager and ranks ended before them."""
-        if self.ending is not None or self.stopped is not None or self._left() or self.exits or self.errors:
-            return []
-        if exit_code == 0 and not self.registered:
-            return self._end(0, "the script ended without using a Manager")
-        cause = f"its helper process {name} {describe_exit(exit_code)}"
-        self.died = m.Died(cause, 0, "", self.step)
-        return [Tell(self.died), *self._finish(1, cause)]
 
     def _died(self, rank: int, exit_code: int | None, view: RankView | None) -> list[Action]:
         error = self.errors.get(rank)

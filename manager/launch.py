@@ -1,42 +1,46 @@
 """`lightkeeper launch`: one command that starts one replica group, its manager and its ranks.
 
-This process is the manager; the ranks run below a `torch.distributed.run` that never restarts them, under a rendezvous
-id that no other start of the group has.
+This process is the manager; the ranks are its children.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightkeeper.errors import UsageError
 from lightkeeper.manager.folders import SOCKET, make_folder
-from lightkeeper.manager.processes import die_with_parent, kill_tree
+from lightkeeper.manager.ranks import RankProcesses, open_rendezvous
 from lightkeeper.manager.service import ManagerService, new_incarnation
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     from lightkeeper.cli.options import LaunchOptions
 
-LAUNCHED_VARIABLE = "LIGHTKEEPER_LAUNCHED"
-LAST_WORDS_S = 5.0
-NAME = "torch.distributed.run"
-
 
 def run(options: LaunchOptions) -> int:
     """Starts the group and serves it until it ends; returns its exit code."""
-    script = options.command[0]
-    if not script.startswith("-") and not Path(script).is_file():
-        raise UsageError(f"no script {script}: lightkeeper launch ... -- SCRIPT ARGS, or -- -m MODULE ARGS")
-    service = ManagerService(options.settings, new_incarnation(), make_folder() / SOCKET)
-    return asyncio.run(_serve(service, options.command))
+    _check_command(options.command)
+    folder = make_folder()
+    try:
+        return asyncio.run(
+            _serve(ManagerService(options.settings, new_incarnation(), folder / SOCKET), options.command)
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_command(command: tuple[str, ...]) -> None:
+    usage = "lightkeeper launch ... -- SCRIPT ARGS, or -- -m MODULE ARGS"
+    if command[0] == "-m":
+        if len(command) == 1:
+            raise UsageError(f"no module after -m: {usage}")
+    elif not Path(command[0]).is_file():
+        raise UsageError(f"no script {command[0]}: {usage}")
 
 
 async def _serve(service: ManagerService, command: tuple[str, ...]) -> int:
@@ -46,36 +50,16 @@ async def _serve(service: ManagerService, command: tuple[str, ...]) -> int:
         if serving.done():
             return serving.result()
         await asyncio.sleep(0.005)
-    logs = service.socket_path.parent / "logs"  # of the folder of this group, so that it goes with it
-    logs.mkdir()
-    runner = subprocess.Popen(
-        _command_line(service, command, logs),
-        env={
-            **os.environ,
-            **service.settings.to_environment(),
-            SOCKET_VARIABLE: str(service.socket_path),
-            LAUNCHED_VARIABLE: "1",
-        },
-        preexec_fn=die_with_parent,
-        start_new_session=True,
-    )
-    service.roots.add(runner.pid)
+    size = service.settings.ranks
+    environment = {**os.environ, **service.settings.to_environment(), SOCKET_VARIABLE: str(service.socket_path)}
+    ranks = RankProcesses(command, range(size), size, environment, service.incarnation, open_rendezvous(size))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.asked_to_leave, signal.Signals(number).name)
-    watcher = asyncio.create_task(asyncio.to_thread(runner.wait))
-    watcher.add_done_callback(lambda task: service.helper_ended(f"{NAME} (pid {runner.pid})", task.result()))
-    code = await serving
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(watcher), LAST_WORDS_S)
-    kill_tree(runner.pid)
-    await watcher
-    shutil.rmtree(service.socket_path.parent, ignore_errors=True)
-    return code
-
-
-def _command_line(service: ManagerService, command: tuple[str, ...], logs: Path) -> list[str]:
-    return [
-        sys.executable, "-m", NAME, "--nproc-per-node", str(service.settings.ranks), "--max-restarts", "0",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", service.incarnation,
-        "--log-dir", str(logs), *command,
-    ]  # fmt: skip
+    ranks.start()
+    service.roots.update(ranks.pids.values())
+    service.kill_also = ranks.kill
+    ranks.watch(service.rank_ended)
+    try:
+        return await serving
+    finally:
+        await ranks.close()

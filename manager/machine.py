@@ -221,6 +221,8 @@ class GroupMachine(Outages):
     def register(self, message: local.Register, now: float) -> list[Action]:
         """A rank's socket stands."""
         self.registered[message.rank] = message
+        if self.exits and self.ending is None:  # another rank ended without a Manager: this one would wait for it
+            return self._died(*next(iter(self.exits.items())), None)
         return []
 
     def rank_says(self, rank: int, message: local.FromRank, now: float) -> list[Action]:

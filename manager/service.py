@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class ManagerService:
         self.ranks: dict[int, RankSocket] = {}
         self.pids: dict[int, int] = {}
         self.roots: set[int] = set()
+        self.kill_also: Callable[[], None] = lambda: None  # what whoever started the ranks knows to be theirs
         self.trees = Trees()
         self._stopped_since: dict[int, float] = {}
         self._ending = False
@@ -189,6 +190,7 @@ class ManagerService:
 
     def _kill(self, reason: str) -> None:
         self.trees.kill(*self.roots, *self.pids.values())
+        self.kill_also()
 
     def _end(self, end: End) -> None:
         self._ending = True
@@ -242,16 +244,13 @@ class ManagerService:
     def _watch(self, hello: local.Register) -> None:
         self.pids[hello.rank] = hello.pid
         with contextlib.suppress(ProcessLookupError):
-            watch_exit(hello.pid, lambda code: self._rank_ended(hello.rank, code))
+            watch_exit(hello.pid, lambda code: self.rank_ended(hello.rank, code))
             return
-        self._rank_ended(hello.rank, None)
+        self.rank_ended(hello.rank, None)
 
-    def _rank_ended(self, rank: int, code: int | None) -> None:
+    def rank_ended(self, rank: int, code: int | None) -> None:
+        """A rank's process ended, whether it registered or not; `code` as in `watch_exit`."""
         self.act(self.machine.rank_ended(rank, code, self._view(rank), time.monotonic()))
-
-    def helper_ended(self, name: str, code: int) -> None:
-        """A process between manager and ranks ended."""
-        self.act(self.machine.helper_ended(name, code, time.monotonic()))
 
     def asked_to_leave(self, reason: str) -> None:
         """The launcher got a signal."""

@@ -108,30 +108,35 @@ def test_a_stop_for_cause_is_answered_to_waiting_and_later_votes_and_is_the_exit
     assert [end.exit_code for end in world.ended] == [exits.STOPPED]
 
 
-# ---------------------------------------------------------------- helpers, leaving
+# ---------------------------------------------------------------- without a Manager, leaving
 
 
-def test_a_helper_that_dies_takes_the_group_along() -> None:
-    world = GroupWorld()
-    world.start()
-    world._carry_out(world.machine.helper_ended("torch.distributed.run (pid 7)", -9, world.now))
-    assert world.said(m.Died)[0].cause == "its helper process torch.distributed.run (pid 7) was killed by SIGKILL"
-    assert world.killed and world.ended[0].exit_code == 1
+def test_scripts_that_never_made_a_manager_end_in_order_once_all_have() -> None:
+    world = GroupWorld(ranks=2)
+    world.connect()
+    world.rank_ends(1, 0)
+    assert not world.ended
+    world.rank_ends(0, 0)
+    assert world.ended[0].exit_code == 0 and "without using a Manager" in world.ended[0].reason
+    assert not world.said(m.Died)
 
 
-def test_a_helper_that_ends_after_the_run_is_no_news() -> None:
-    world = GroupWorld()
-    world.start()
-    world.vote_all("closed", 0, at=1)
-    world._carry_out(world.machine.helper_ended("torchrun", 0, world.now))
-    assert not world.ended and not world.said(m.Died)
-
-
-def test_a_script_that_never_made_a_manager_ends_in_order() -> None:
+def test_a_script_that_fails_before_it_made_a_manager_hands_its_code_on() -> None:
     world = GroupWorld()
     world.connect()
-    world._carry_out(world.machine.helper_ended("torchrun", 0, world.now))
-    assert world.ended[0].exit_code == 0 and "without using a Manager" in world.ended[0].reason
+    world.rank_ends(0, 5)
+    assert [end.exit_code for end in world.ended] == [5] and world.killed
+    assert world.said(m.Died)[0].cause == "rank 0 exited 5"
+
+
+def test_a_rank_that_comes_after_another_ended_without_a_manager_does_not_wait_for_it() -> None:
+    world = GroupWorld(ranks=2)
+    world.connect()
+    world.rank_ends(1, 0)
+    register = local.Register(token="t", rank=0, pid=1000, transfer="g1:10", progress="")
+    world._carry_out(world.machine.register(register, world.now))
+    assert [end.exit_code for end in world.ended] == [1] and world.killed
+    assert world.said(m.Died)[0].cause == "rank 1 exited 0 before the run was closed"
 
 
 def test_asked_to_leave_once_it_asks_and_twice_it_goes() -> None:

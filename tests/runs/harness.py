@@ -172,16 +172,28 @@ class Job:
     ) -> subprocess.Popen[bytes]:
         """Starts one group by `lightkeeper launch`."""
         options = {"trace": str(self.folder / f"trace-{group}"), **options}
-        command = [sys.executable, "-m", "lightkeeper", "launch", "--group", group, "--ranks", "1", "--"]
-        command += [str(HERE / "script.py"), json.dumps(options)]
+        return self.start_command(group, [str(HERE / "script.py"), json.dumps(options)], fault, settings, env)
+
+    def start_command(
+        self,
+        group: str,
+        command: list[str],
+        fault: str = "",
+        settings: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Starts any script (or ``-m`` and a module) as a group by `lightkeeper launch`."""
+        words = [sys.executable, "-m", "lightkeeper", "launch", "--group", group, "--", *command]
         with self.output(group).open("wb") as output:
             child = subprocess.Popen(
-                command,
+                words,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=self._group_environment(group, fault, settings, env),
                 start_new_session=True,
+                cwd=cwd,
             )
         self.launchers[group] = child
         self.started.add(child.pid)

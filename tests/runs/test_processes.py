@@ -98,13 +98,13 @@ def test_a_manager_removes_what_killed_groups_left_and_its_own(job: Job, way: st
 # ---------------------------------------------------------------- lightkeeper launch
 
 
-def launched(job: Job, **options: object) -> tuple[int, int, int]:
-    """One launched group that trains: pids of launcher (the manager), torchrun's agent and the rank."""
+def launched(job: Job, **options: object) -> tuple[int, int]:
+    """One launched group that trains: pids of launcher (the manager) and the rank, its child."""
     job.start_lighthouse()
     launcher = job.launch("g0", **{**SLOW, **options})
     commit = job.wait_for(schema.Committed, step=2, within_s=60)
-    agent = psutil.Process(commit.pid).ppid()
-    return launcher.pid, agent, commit.pid
+    assert psutil.Process(commit.pid).ppid() == launcher.pid
+    return launcher.pid, commit.pid
 
 
 def test_launch_hands_the_exit_code_on(job: Job) -> None:
@@ -123,24 +123,19 @@ def test_launch_hands_a_failure_on(job: Job, behave: str, code: int) -> None:
     assert ("a bug of the user's" in facts.said["g0"]) == (code == 1)
 
 
-@pytest.mark.parametrize("victim", ["rank", "agent", "launcher"])
+@pytest.mark.parametrize("victim", ["rank", "launcher"])
 def test_one_process_of_a_launched_group_is_killed(job: Job, victim: str) -> None:
-    launcher, agent, rank = launched(job)
-    os.kill({"rank": rank, "agent": agent, "launcher": launcher}[victim], signal.SIGKILL)
-    began = time.monotonic()
+    launcher, rank = launched(job)
+    os.kill({"rank": rank, "launcher": launcher}[victim], signal.SIGKILL)
     job.until(lambda: not psutil.pid_exists(rank) or psutil.Process(rank).status() == "zombie", "the rank has ended", 3)
-    job.until(lambda: not job.left_over(), "nothing of the group is left", 6)
-    assert time.monotonic() - began < 6
+    job.until(lambda: not job.left_over(), "nothing of the group is left", 3)
     facts = job.finish()
-    wanted = {"rank": 137, "agent": 1, "launcher": -9}
+    wanted = {"rank": 137, "launcher": -9}
     assert facts.codes == {"g0": wanted[victim]}
     said = facts.said["g0"]
     if victim == "rank":
         assert "rank 0 was killed by SIGKILL" in said
-    elif victim == "agent":
-        assert "torch.distributed.run" in said and "was killed by SIGKILL" in said
-    else:
-        assert "the group's manager" in said and "this rank ends with it" in said
-    if victim != "launcher":  # with nobody waiting for it, a broken stream alone is no reason to call it gone
         assert facts.lost["g0"].detected_by == "manager"
+    # the kernel ends the rank with its launcher, so it has no last words; and with nobody waiting for it, a broken
+    # stream alone is no reason to call the group gone
     assert "Exception in callback" not in said

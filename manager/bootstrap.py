@@ -1,0 +1,106 @@
+"""What a rank's process runs first: it serves the store of the group's own collectives (rank 0), then it is the script.
+
+`python -m lightkeeper.manager.bootstrap STORE SCRIPT ARGS`, or `... STORE -m MODULE ARGS`; STORE is the descriptor of a
+listening socket, or "-". The script cannot tell it from a plain `python SCRIPT ARGS`: it is `__main__`, its folder
+leads `sys.path`, and a traceback begins in it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import runpy
+import sys
+from importlib.machinery import SourceFileLoader
+from types import ModuleType, TracebackType
+from typing import Any
+
+_served: list[Any] = []  # the store lives as long as this process
+
+
+def run(store: int | None, command: list[str]) -> None:
+    """Serves the store, if this rank is the one that does, and runs the script.
+
+    Args:
+        store: descriptor of the socket that listens at ``MASTER_PORT``.
+        command: the script and its arguments, or ``-m``, a module and its arguments.
+
+    Raises:
+        BaseException: what ended the script; unless it is a `SystemExit`, it has been shown already.
+    """
+    try:
+        if store is not None:
+            serve_store(store)
+        if command[0] == "-m":
+            _run_module(command[1:])
+        else:
+            _run_script(command)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = _without_this_file(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.excepthook = _silent  # Python ends as it always does after an exception: its code, its exit handlers
+        raise
+
+
+def serve_store(descriptor: int) -> None:
+    """The store over which the ranks of this group find each other; it dies with this process, and so with the group.
+
+    The ranks are told to be clients (``TORCHELASTIC_USE_AGENT_STORE``): who calls before it is here waits in the
+    socket's queue.
+    """
+    from torch.distributed import TCPStore
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    _served.append(TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor))
+
+
+def _run_script(command: list[str]) -> None:
+    sys.argv = command
+    path = os.path.abspath(command[0])
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    with io.open_code(path) as file:
+        source = file.read()
+    main = _new_main()
+    main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
+    main.__dict__["__cached__"] = None
+    exec(compile(source, path, "exec"), main.__dict__)
+
+
+def _run_module(command: list[str]) -> None:
+    sys.argv = command
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    _new_main()
+    runpy._run_module_as_main(command[0])  # type: ignore[attr-defined]  # what `python -m` itself calls
+
+
+def _new_main() -> ModuleType:
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={}, __spec__=None)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _without_this_file(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _silent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs what the command line says."""
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder in which `python -m` was typed has no say in what a script imports
+    store, *command = sys.argv[1:]
+    run(None if store == "-" else int(store), command)
+
+
+if __name__ == "__main__":
+    main()
