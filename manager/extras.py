@@ -2,7 +2,8 @@
 
 It carries the runtime's own extras (who took part, in which step, with which microbatches, the ready flag,
 whether a bucket has to be reduced again, which parameters had a gradient) and the extras that the user
-declared. A group that replays the entry reads the same numbers from it as those who were there.
+declared: sums over all groups, values that were reduced when the step started, and values that are the lowest
+slot's. A group that replays the entry reads the same numbers from it as those who were there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import torch
 import xxhash
@@ -26,16 +28,24 @@ _HEAD = 10  # runtime extras before the presence flags
 _MEMBERS, _STEP, _STEP2, _COUNT, _HASHES, _READY, _READY2, _AGAIN, _SETTINGS, _SETTINGS2 = range(_HEAD)
 _DTYPES = (torch.float32, torch.float64, torch.int64)
 
+Kind: TypeAlias = Literal["sum", "before", "agreed"]
+
 
 @dataclass(frozen=True)
 class Declared:
-    """A user extra: its place in the vector, its shape and its dtype."""
+    """A user extra: its place in the vector, its shape, its dtype, and how it comes about."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     offset: int
     numel: int
+    kind: Kind = "sum"
+
+    @property
+    def places(self) -> int:
+        """Elements of the vector: an agreed one has a flag after it that says whether it was given."""
+        return self.numel + (self.kind == "agreed")
 
 
 class ExtrasLayout:
@@ -51,13 +61,17 @@ class ExtrasLayout:
         """The user extras by name."""
         return self._declared
 
-    def declare(self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float64) -> None:
+    def declare(
+        self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float64, kind: Kind = "sum"
+    ) -> None:
         """Add a user extra; before the first step, alike in every group.
 
         Args:
             name: Its name.
             shape: Its shape; () is a number.
             dtype: float32 or float64 (summed in float64), or int64 (exact as long as the sum is below 2**53).
+            kind: "sum" over all groups of what they contribute; "before", reduced when the step starts; "agreed", the
+                lowest slot's value.
 
         Raises:
             RuntimeError: after the first step began.
@@ -71,11 +85,11 @@ class ExtrasLayout:
             raise ValueError(f"extra {name!r} has dtype {dtype}: it must be float32, float64 or int64")
         if len(self._declared) == NAMES_MAX:
             raise ValueError(f"extra {name!r} is one too many: an entry holds at most {NAMES_MAX}")
-        numel = math.prod(shape)
-        if self._numel + numel > ELEMENTS_MAX:
-            raise ValueError(f"extra {name!r} of {numel} elements is too large: {ELEMENTS_MAX} for all together")
-        self._declared[name] = Declared(name, tuple(shape), dtype, self._numel, numel)
-        self._numel += numel
+        extra = Declared(name, tuple(shape), dtype, self._numel, math.prod(shape), kind)
+        if self._numel + extra.places > ELEMENTS_MAX:
+            raise ValueError(f"extra {name!r} of {extra.numel} elements is too large: {ELEMENTS_MAX} for all together")
+        self._declared[name] = extra
+        self._numel += extra.places
 
     def freeze(self, parameters: int) -> None:
         """Fix the layout; `parameters` is the number of presence flags."""
@@ -93,51 +107,96 @@ class ExtrasLayout:
         return _HEAD + self.parameters + self._numel
 
     def place(self, extra: Declared) -> slice:
-        """Where `extra` is in the vector."""
+        """Where the value of `extra` is in the vector."""
         start = _HEAD + self.parameters + extra.offset
         return slice(start, start + extra.numel)
 
+    def flag(self, extra: Declared) -> int:
+        """Where the flag of an agreed extra is in the vector."""
+        return self.place(extra).stop
+
     def describe(self) -> dict[str, str]:
-        """Name to "float32[8]", for comparing groups before they join."""
-        return {e.name: f"{str(e.dtype).removeprefix('torch.')}{list(e.shape)}" for e in self._declared.values()}
+        """Name to "float32[8]" or "int64[] before", for comparing groups before they join."""
+        found = {}
+        for extra in self._declared.values():
+            kind = "" if extra.kind == "sum" else f" {extra.kind}"
+            found[extra.name] = f"{str(extra.dtype).removeprefix('torch.')}{list(extra.shape)}{kind}"
+        return found
 
 
 class Contributions:
-    """What this rank adds to the user extras of one step."""
+    """What this rank has for the user extras of one step."""
 
     def __init__(self, layout: ExtrasLayout) -> None:
         self._layout = layout
         self._sums: dict[str, torch.Tensor] = {}
+        self._given: dict[str, torch.Tensor] = {}  # of the other kinds: the entry has them of slot 0 alone
 
     @property
     def sums(self) -> Mapping[str, torch.Tensor]:
-        """Name to local sum, float64 or int64 on the CPU."""
+        """Name to local sum of what was contributed."""
         return self._sums
+
+    def of_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
+        """Name to what the member of this slot puts into the vector, float64 or int64 on the CPU."""
+        return {**self._sums, **self._given} if slot == 0 else self._sums
 
     def clear(self) -> None:
         """Start a new step."""
         self._sums.clear()
+        self._given.clear()
 
     def add(self, name: str, value: torch.Tensor | float) -> None:
         """Add `value` (the declared shape) to the extra `name`.
 
         Raises:
             KeyError: not declared.
-            ValueError: another shape, or a fraction for an int64 extra.
+            ValueError: another kind or shape, or a fraction for an int64 extra.
         """
+        tensor = exact(self._known(name, "sum", "contributed"), value)
+        before = self._sums.get(name)
+        self._sums[name] = tensor if before is None else before + tensor
+
+    def agree(self, name: str, value: torch.Tensor | float) -> None:
+        """Give this member's value of an agreed extra; a later one replaces it; raises as `add`."""
+        self._given[name] = exact(self._known(name, "agreed", "agreed on"), value)
+
+    def keep(self, name: str, value: torch.Tensor) -> None:
+        """Take the value that an extra was reduced to before the first backward pass, for the entry."""
+        self._given[name] = exact(self._known(name, "before", "reduced before the step"), value)
+
+    def _known(self, name: str, kind: Kind, done: str) -> Declared:
         extra = self._layout.declared.get(name)
         if extra is None:
             known = ", ".join(sorted(self._layout.declared)) or "none"
             raise KeyError(f"extra {name!r} was not declared before the first step (declared: {known})")
-        tensor = torch.as_tensor(value).detach()
-        if tuple(tensor.shape) != extra.shape:
-            raise ValueError(f"extra {name!r} was declared {extra.shape}, contributed {tuple(tensor.shape)}")
-        if extra.dtype == torch.int64 and (tensor.is_floating_point() or tensor.is_complex()):
-            raise ValueError(f"extra {name!r} was declared int64, contributed {tensor.dtype}")
-        exact = torch.int64 if extra.dtype == torch.int64 else torch.float64
-        tensor = tensor.to(device="cpu", dtype=exact)
-        before = self._sums.get(name)
-        self._sums[name] = tensor.clone() if before is None else before + tensor
+        if extra.kind != kind:
+            raise ValueError(f"extra {name!r} is not {done}: it was declared as one of kind {extra.kind!r}")
+        return extra
+
+
+def exact(extra: Declared, value: torch.Tensor | float) -> torch.Tensor:
+    """`value` as it is summed, float64 or int64 on the CPU, not shared with it.
+
+    Raises:
+        ValueError: another shape than was declared, or a fraction for an int64 extra.
+    """
+    tensor = torch.as_tensor(value).detach()
+    if tuple(tensor.shape) != extra.shape:
+        raise ValueError(f"extra {extra.name!r} was declared {extra.shape}, given {tuple(tensor.shape)}")
+    if extra.dtype == torch.int64 and (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"extra {extra.name!r} was declared int64, given {tensor.dtype}")
+    return tensor.to(device="cpu", dtype=torch.int64 if extra.dtype == torch.int64 else torch.float64, copy=True)
+
+
+class Values(dict[str, torch.Tensor]):
+    """The user's extras of an entry, by name."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise KeyError(
+            f"this entry has no extra {name!r}: it was not declared, or is one to agree on and the group in the lowest "
+            "slot did not call step.agree(), which every group does in every step"
+        )
 
 
 @dataclass(frozen=True)
@@ -165,7 +224,7 @@ class Total:
     again: int  # members that ask for another reduce
     presence: tuple[bool, ...]
     alike: bool = True  # whether all members carry the same settings
-    user: dict[str, torch.Tensor] = field(default_factory=dict)
+    user: Values = field(default_factory=Values)
 
 
 def microbatch_hash(step: int, k: int) -> int:
@@ -174,7 +233,7 @@ def microbatch_hash(step: int, k: int) -> int:
 
 
 def pack(layout: ExtrasLayout, part: Part, sums: Mapping[str, torch.Tensor], into: torch.Tensor) -> None:
-    """Write one member's part into `into`, float64[layout.numel].
+    """Write one member's part, and what it has for the user's extras, into `into`, float64[layout.numel].
 
     Raises:
         ValueError: a ready flag, or a number of microbatches, that would not sum exactly.
@@ -193,23 +252,29 @@ def pack(layout: ExtrasLayout, part: Part, sums: Mapping[str, torch.Tensor], int
     staged = torch.zeros(layout.numel, dtype=torch.float64)
     staged[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
     for name, value in sums.items():
-        _check_exact(layout.declared[name], value)
-        staged[layout.place(layout.declared[name])] = value.reshape(-1).to(torch.float64)
+        extra = layout.declared[name]
+        check_exact(extra, value)
+        staged[layout.place(extra)] = value.reshape(-1).to(torch.float64)
+        if extra.kind == "agreed":
+            staged[layout.flag(extra)] = 1.0
     into.copy_(staged)
 
 
 def unpack(layout: ExtrasLayout, vector: torch.Tensor) -> Total:
-    """Read a reduced vector, float64[layout.numel]; the user's tensors are copies.
+    """Read a reduced vector, float64[layout.numel]; the user's tensors are copies; an agreed one that was not given is
+    left out.
 
     Raises:
         OverflowError: the sum of an int64 extra at or above 2**53.
     """
     host = vector.to("cpu", copy=True)
     head = [int(x) for x in host[:_HEAD].tolist()]
-    user = {}
+    user = Values()
     for extra in layout.declared.values():
         value = host[layout.place(extra)]
-        _check_exact(extra, value)
+        if extra.kind == "agreed" and host[layout.flag(extra)] != 1.0:
+            continue  # the lowest slot gave none
+        check_exact(extra, value)
         user[extra.name] = value.to(extra.dtype, copy=True).reshape(extra.shape)
     members = head[_MEMBERS]
     same = head[_READY] % max(members, 1) == 0 and head[_READY] ** 2 == members * head[_READY2]
@@ -248,6 +313,11 @@ def check(total: Total, step: int, microbatches: int, members: int) -> str | Non
     return None
 
 
-def _check_exact(extra: Declared, value: torch.Tensor) -> None:
+def check_exact(extra: Declared, value: torch.Tensor) -> None:
+    """Refuses what a float64 does not hold exactly.
+
+    Raises:
+        OverflowError: an int64 extra at or above 2**53.
+    """
     if extra.dtype == torch.int64 and value.numel() and int(value.abs().max()) >= _EXACT:
         raise OverflowError(f"int64 extra {extra.name!r} is at or above 2**53, where its sum is not exact")

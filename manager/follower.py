@@ -71,6 +71,8 @@ class Follower(Rank):
                 self._step = Step(cast("Manager", self), index, self._total(index), (), lead=False, live=False)
                 return self._step
         index = self.page.step
+        if not self._applies:
+            self._start_step()
         share = () if self._applies else self._open_share()
         live = not self._applies
         self._step = Step(cast("Manager", self), index, self._total(index), share, lead=self._slot == 0, live=live)

@@ -26,7 +26,9 @@ PHASES = (
     "heal",
     "replay",
     "follow",
+    "before",
 )
+STANDING = ("before", "reduce", "closing")  # in these it waits for the other groups
 _LAYOUT = struct.Struct("<qqqqq")  # phase, step, since_ns, beat_ns, microbatches
 SIZE = _LAYOUT.size
 _BEAT = struct.Struct("<q")

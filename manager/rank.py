@@ -14,6 +14,8 @@ from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.addresses import addresses_at_start
+from lightkeeper.manager.averages import EXTRA, AveragedBuffers
+from lightkeeper.manager.before import BeforeExtras
 from lightkeeper.manager.client import ManagerClient
 from lightkeeper.manager.entries import EntryHolder, entry_of
 from lightkeeper.manager.epochs import Epochs
@@ -23,6 +25,7 @@ from lightkeeper.manager.fingerprint import Modules, Optimizers, named_optimizer
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, Over
 from lightkeeper.manager.joining import Joiner
 from lightkeeper.manager.progress import ProgressPage
+from lightkeeper.manager.randomness import seed_microbatch
 from lightkeeper.manager.record import StepRecord
 from lightkeeper.manager.reducer import Outcome, Reducer
 from lightkeeper.manager.settings import Settings, read_settings
@@ -54,6 +57,7 @@ class Rank:
         seed: int = 0,
         extras: Mapping[str, Any] | None = None,
         exclude: Sequence[str] = (),
+        average_buffers: Sequence[str] = (),
         settings: Settings | None = None,
     ) -> None:
         self.settings = read_settings() if settings is None else settings
@@ -66,14 +70,19 @@ class Rank:
         self._parameters = _named_parameters(model)
         _check_optimizers(optimizer, self._parameters)
         self._layout = ExtrasLayout()
+        self._before = BeforeExtras(self._layout)
         for name, given in (extras or {}).items():
             self._layout.declare(name, *_shape_and_dtype(given))
         self._manager = find_or_start_manager(self.settings, self.rank)
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
         host = self.settings.host or own_address_towards(addresses_at_start(self.settings.lighthouse))
         self._registry = StateRegistry()
-        _register(self._registry, "model", model, exclude)
+        self._averages = AveragedBuffers(_modules(model), average_buffers) if average_buffers else None
+        _register(self._registry, "model", model, (*exclude, *(self._averages.names if self._averages else ())))
         _register(self._registry, "optimizer", optimizer)
+        if self._averages is not None:
+            self._layout.declare(EXTRA, (self._averages.numel,))
+            self._registry.register("averaged-buffers", self._averages)
         token, form_timeout_s = self.settings.token, self.settings.form_timeout_s
         history_bytes = int(self.settings.history_mb * (1 << 20))
         self._entries = EntryHolder(token, host, form_timeout_s, self._turned_away, self._registry, history_bytes)
@@ -188,6 +197,7 @@ class Rank:
                 self._epochs.drop(plan.epoch)
                 if plan.adopt is None:
                     self._share = plan.share
+                    self._reduce_before()
                     return "again"
                 self._adopt(plan.adopt)
                 vote = self._vote_for("adopted")
@@ -197,6 +207,34 @@ class Rank:
             if next_answer is None:
                 return "committed"
             answer = next_answer
+
+    def _start_step(self) -> None:
+        """Has the before extras of the step at hand, in whatever epoch that becomes."""
+        try:
+            self._reduce_before()
+        except GroupFailed as error:
+            if error.local:
+                raise
+            answer = self._call(self._failed_vote(error))
+            assert answer is not None, "a step was committed that this group had not begun"
+            adopted = self._recover(answer) == "committed"
+            assert not adopted, "a step was committed without this group"
+
+    def _reduce_before(self) -> None:
+        """Reduces the before extras of the step at hand, once in every epoch that does it."""
+        assert self._plan is not None
+        index, epoch, phase = self.page.step, self._plan.epoch, self.page.phase
+        total = self._total(index)
+        if not total or not self._before.due(index, epoch):
+            return
+        assert self._group is not None and self._reducer is not None
+        self._before.count(self._share, lambda k: seed_microbatch(self.seed, index, k, self.rank))
+        self._enter("before", index)
+        self._record.stands()
+        device = self._parameters[0][1].device
+        self._before.reduce(self._group, epoch, total, self.settings.reduce_timeout_s, device)
+        self._reducer.keep(self._before.values or {})
+        self._enter(phase, index)
 
     def _adopt(self, adopt: local.Adopt) -> None:
         """Takes the entry that this group missed: from its own buckets if they hold it whole, else from the donor."""
@@ -244,6 +282,7 @@ class Rank:
         self._reducer.begin(index, self._total(index))
         self._attempt, self._outcome = 0, None
         self._record.begin()
+        self._before.begin(index)
 
     def _enter(self, phase: str, index: int, microbatches: int = 0) -> None:
         self.page.enter(phase, index, microbatches)
@@ -254,6 +293,12 @@ class Rank:
 
     def _say(self, line: str) -> None:
         say(f"lightkeeper: {line}")
+
+
+def _modules(model: Modules) -> list[nn.Module]:
+    if isinstance(model, nn.Module):
+        return [model]
+    return list(model.values()) if isinstance(model, Mapping) else list(model)
 
 
 def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:

@@ -65,10 +65,15 @@ class StepRecord:
         self.microbatches.append(k)
         self.computed += 1
 
+    def stands(self) -> None:
+        """The rank waits for the others from now on, until it computes or commits."""
+        self._stop_standing()
+        self._standing_since_s = time.monotonic()
+
     def reduces(self) -> None:
         """The rank has computed what it had, and stands from now on."""
         self._attempts += 1
-        self._standing_since_s = time.monotonic()
+        self.stands()
 
     def failed(self) -> None:
         """The reduce (or what repeats it) has failed."""

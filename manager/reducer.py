@@ -10,7 +10,7 @@ that failed is repeated from it, and nothing is computed again; see `EarlyCopies
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -161,6 +161,15 @@ class Reducer:
     def contribute(self, name: str, value: torch.Tensor | float) -> None:
         """Add to a declared extra of this step; see `Contributions.add` for shapes and errors."""
         self._contributions.add(name, value)
+
+    def agree(self, name: str, value: torch.Tensor | float) -> None:
+        """Give this member's value of an agreed extra of this step; see `Contributions.agree`."""
+        self._contributions.agree(name, value)
+
+    def keep(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Take what the step's before extras were reduced to, for its entry."""
+        for name, value in values.items():
+            self._contributions.keep(name, value)
 
     def reduce(self, ready: int, timeout_s: float) -> Outcome:
         """Launch what is not launched yet, and wait for all of it.
@@ -313,7 +322,7 @@ class Reducer:
         self._entry_whole = False
         presence = [slot.parameter.grad is not None for slot in self._slots]
         part = Part(self._step, self._microbatches, presence, ready, self._again, self._settings())
-        pack(self._layout, part, self._contributions.sums, self._extras)
+        pack(self._layout, part, self._contributions.of_slot(self._group.slot), self._extras)
         self._pending.append(self._group.all_reduce(self._extras))
 
     def _local_gradient(self, i: int) -> torch.Tensor | None:

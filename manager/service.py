@@ -28,7 +28,7 @@ from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
 from lightkeeper.manager.machine import GroupMachine, RankView
 from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
-from lightkeeper.manager.progress import read_progress
+from lightkeeper.manager.progress import STANDING, read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import SERVER_OPTIONS, join_address, metadata, own_address_towards
@@ -275,7 +275,7 @@ class ManagerService:
         else:
             self._stopped_since.pop(rank, None)
             since = now
-        waiting_s = page.since_s if page.phase in ("reduce", "closing") else 0.0
+        waiting_s = page.since_s if page.phase in STANDING else 0.0
         return RankView(page.phase, page.step, waiting_s, now - since)
 
     # ------------------------------------------------------------ time and words

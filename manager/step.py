@@ -108,6 +108,27 @@ class Step:
 
     # ------------------------------------------------------------ extras
 
+    @property
+    def before(self) -> Mapping[str, torch.Tensor]:
+        """The extras that were declared with `before`: summed over all microbatches of the step, before the first of
+        them is computed; the same bits in every group.
+        """
+        return self._manager.before()
+
+    def agree(self, name: str, value: torch.Tensor | float) -> None:
+        """Gives this group's value of an extra that was declared as agreed; `reduced` has the lowest slot's.
+
+        Every group calls it in every step, before the inner loop or in it: its value is part of the entry, and which
+        group has the lowest slot may change until the entry is reduced. Where the step is replayed it has no effect.
+
+        Raises:
+            KeyError: for a name that was not declared.
+            ValueError: for another kind or shape, or a fraction for an int64 extra.
+        """
+        if self._voted:
+            raise LoopError(f"step {self.index}: agree({name!r}) after the step was reduced; its entry holds the value")
+        self._manager.agree(name, value)
+
     def contribute(self, name: str, value: torch.Tensor | float) -> None:
         """Adds to a declared extra; the sum over all groups stands in `reduced` after the inner loop.
 
@@ -121,7 +142,7 @@ class Step:
 
     @property
     def reduced(self) -> Mapping[str, torch.Tensor]:
-        """The declared extras, summed over all groups; the same bits in every group."""
+        """The declared extras, by name; the same bits in every group."""
         if self._reduced is None:
             raise LoopError(
                 f"step {self.index}: `reduced` is known once the loop over step.microbatches() has run to its end; was "

@@ -11,6 +11,8 @@ from torch import nn
 
 from lightkeeper.errors import UsageError
 from lightkeeper.manager import local
+from lightkeeper.manager.averages import EXTRA
+from lightkeeper.manager.before import Part
 from lightkeeper.manager.entries import entry_in
 from lightkeeper.manager.fingerprint import fingerprint, settings_hash, signature
 from lightkeeper.manager.fold import chosen_reducer
@@ -33,6 +35,8 @@ class Manager(Follower):
         extras: name to shape, or to (shape, dtype), of the named extras; see `extra`.
         exclude: patterns ("*.amax_history") of the names of the model's buffers that its forward pass changes, so that
             they differ between groups: they are neither copied to a joiner nor compared. BatchNorm's are known.
+        average_buffers: patterns of those that all groups shall have alike: each step moves them by the mean
+            of what its microbatches changed ("*.running_mean", "*.running_var", "*.num_batches_tracked").
         settings: what the group is told; read from ``LIGHTKEEPER_*`` where not given.
 
     Raises:
@@ -42,19 +46,35 @@ class Manager(Follower):
 
     # ------------------------------------------------------------ declarations
 
-    def extra(self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float64) -> None:
+    def extra(
+        self,
+        name: str,
+        shape: Sequence[int] = (),
+        dtype: torch.dtype = torch.float64,
+        *,
+        before: Part | None = None,
+        agreed: bool = False,
+    ) -> None:
         """Declares a named extra of every entry, before the first step.
 
         Args:
-            name: its name in `step.contribute` and `step.reduced`.
+            name: its name in `step.contribute` (or `step.before`, `step.agree`) and in `step.reduced`.
             shape: its shape; () is a number.
             dtype: float32 or float64 (summed in float64), or int64 (exact while the sum is below 2**53).
+            before: makes it one that is reduced when the step starts: what a microbatch adds to it, a function of step
+                and microbatch that gives the same in every group. Its sum over all microbatches is `step.before[name]`.
+            agreed: makes it the lowest slot's value, as given to `step.agree`.
 
         Raises:
             ValueError: for a name declared twice, another dtype or too many elements.
             RuntimeError: after the first step began.
         """
-        self._layout.declare(name, tuple(shape), dtype)
+        if before is not None and agreed:
+            raise UsageError(f"extra {name!r} is either reduced before the step or agreed on, not both")
+        if before is not None:
+            self._before.declare(name, tuple(shape), dtype, before)
+        else:
+            self._layout.declare(name, tuple(shape), dtype, "agreed" if agreed else "sum")
 
     def register(
         self, name: str, obj: Any, scope: Literal["shared", "group"] = "shared", exclude: Sequence[str] = ()
@@ -74,6 +94,8 @@ class Manager(Follower):
         """
         if self._reducer is not None:
             raise UsageError(f"{name} is registered after the first step began: register it before")
+        if isinstance(obj, torch.amp.GradScaler):  # else it has no scale in a group that has computed nothing yet
+            obj.scale(torch.zeros((), device=self._parameters[0][1].device))
         self._registry.register(name, obj, scope, exclude)
 
     # ------------------------------------------------------------ the loop
@@ -114,8 +136,9 @@ class Manager(Follower):
             return self._begin_replay()
         index = self.page.step
         self._begin_at(index)
-        self._step = Step(self, index, self._total(index), self._share, lead=self._slot == 0)
         self._enter("compute", index)
+        self._start_step()
+        self._step = Step(self, index, self._total(index), self._share, lead=self._slot == 0)
         return self._step
 
     def finish(self) -> None:
@@ -163,11 +186,29 @@ class Manager(Follower):
         self._record.computes(k)
         self._enter("compute", step.index, self._record.computed)
         self._reducer.microbatch(k, last)
+        if self._averages is not None:
+            self._averages.microbatch(self._contribute_buffers)
 
     def contribute(self, name: str, value: torch.Tensor | float) -> None:
         """See `Step.contribute`."""
         assert self._reducer is not None
         self._reducer.contribute(name, value)
+
+    def _contribute_buffers(self, changes: torch.Tensor) -> None:
+        self.contribute(EXTRA, changes)
+
+    def agree(self, name: str, value: torch.Tensor | float) -> None:
+        """See `Step.agree`."""
+        assert self._reducer is not None
+        self._reducer.agree(name, value)
+
+    def before(self) -> Mapping[str, torch.Tensor]:
+        """See `Step.before`."""
+        values = self._before.values
+        if values is not None:
+            return values
+        assert self._outcome is not None  # it is replayed, so its entry is here
+        return {name: self._outcome.reduced[name] for name in self._before.names}
 
     def versions(self) -> list[int]:
         """Version counters of the parameters: any change in place raises one."""
@@ -186,6 +227,8 @@ class Manager(Follower):
         if not step.live:
             return None  # voted on already: the entry in the buffers is applied
         assert self._plan is not None
+        if self._averages is not None:
+            self._averages.computed(self._contribute_buffers)
         self._enter("reduce", step.index)
         self._record.reduces()
         try:
@@ -223,6 +266,8 @@ class Manager(Follower):
         self._entries.committed(self._reduced_as)
         self._record.commits(self._outcome)
         self._enter("apply", step.index)
+        if self._averages is not None:
+            self._averages.commit(self._outcome.reduced.pop(EXTRA), step.total)
         return self._outcome.reduced
 
     # ------------------------------------------------------------ the start and the end

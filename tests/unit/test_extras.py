@@ -19,10 +19,10 @@ from lightkeeper.manager.extras import (
 )
 
 
-def layout(*declared, parameters: int = 3) -> ExtrasLayout:
+def layout(*declared, parameters: int = 3, kind="sum") -> ExtrasLayout:
     made = ExtrasLayout()
     for name, shape, dtype in declared:
-        made.declare(name, shape, dtype)
+        made.declare(name, shape, dtype, kind)
     made.freeze(parameters)
     return made
 
@@ -136,13 +136,46 @@ def test_wrong_use_is_refused_by_name():
     contributions = Contributions(made)
     with pytest.raises(KeyError, match=r"'x' was not declared .*declared: a, n"):
         contributions.add("x", 1)
-    with pytest.raises(ValueError, match=r"'a' was declared \(2,\), contributed \(\)"):
+    with pytest.raises(ValueError, match=r"'a' was declared \(2,\), given \(\)"):
         contributions.add("a", 1.0)
     with pytest.raises(ValueError, match="'n' was declared int64"):
         contributions.add("n", 0.5)
     made.freeze(1)
     with pytest.raises(RuntimeError, match="'d' is declared after the first step"):
         made.declare("d")
+
+
+def test_an_agreed_value_is_the_lowest_slots_whatever_the_others_gave():
+    made = layout(("stop", (), torch.int64), ("lr", (2,), torch.float32), parameters=0, kind="agreed")
+    members = [Contributions(made) for _ in range(3)]
+    for slot, contributions in enumerate(members):
+        contributions.agree("stop", 7)
+        contributions.agree("stop", 10 + slot)  # the last word counts
+        contributions.agree("lr", torch.tensor([0.1 + slot, 2.0]))
+    one = Part(0, [], [])
+    sums = [contributions.of_slot(slot) for slot, contributions in enumerate(members)]
+    user = reduced(made, one, one, one, sums=sums).user
+    assert user["stop"].item() == 10 and torch.equal(user["lr"], torch.tensor([0.1, 2.0]))
+    assert made.describe() == {"stop": "int64[] agreed", "lr": "float32[2] agreed"}
+
+
+def test_an_agreed_value_that_the_lowest_slot_did_not_give_is_missing_and_says_so():
+    made = layout(("stop", (), torch.int64), parameters=0, kind="agreed")
+    other = Contributions(made)
+    other.agree("stop", 1)
+    user = reduced(made, Part(0, [], []), Part(0, [], []), sums=[{}, other.of_slot(1)]).user
+    assert "stop" not in user
+    with pytest.raises(KeyError, match=r"no extra 'stop'.*did not call step.agree"):
+        user["stop"]
+
+
+def test_extras_of_one_kind_are_not_given_as_another():
+    made = layout(("a", (), torch.int64), parameters=0, kind="agreed")
+    with pytest.raises(ValueError, match="'a' is not contributed: .* kind 'agreed'"):
+        Contributions(made).add("a", 1)
+    made = layout(("b", (), torch.int64), parameters=0, kind="before")
+    with pytest.raises(ValueError, match="'b' is not agreed on: .* kind 'before'"):
+        Contributions(made).agree("b", 1)
 
 
 def test_number_of_extras_is_bounded():
