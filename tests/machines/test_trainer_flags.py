@@ -20,8 +20,9 @@ def test_a_recovery_voids_the_ready_flag_given_before_it() -> None:
     """The flag of epoch 2 came with the answer before; then epoch 3 recovered the step, and epoch 2 is void."""
     manager = Manager.__new__(Manager)
     manager._reducer = manager._epochs = manager._record = manager._injector = Anything()
-    manager.page = SimpleNamespace(step=5, enter=lambda *args: None)
+    manager.page = SimpleNamespace(step=5, phase="compute", enter=lambda *args: None)
     manager._ready = 2
+    manager._until, manager._microbatches, manager._before = None, 1, SimpleNamespace(due=lambda *args: False)
     plan = local.Plan(epoch=3, term=1, lighthouse="lh", members=("g0",), slot=0, step=5, share=(0,), total=1)
     manager._recover(local.Answer(verdict="recover", epoch=3, step=5, plan=plan))
     assert manager._ready == 0, "the next reduce carries a flag that no manager knows any more"
