@@ -2,30 +2,31 @@
 
 They get the environment that torchrun gives, but no agent stands between: each is a child of this process, in a session
 of its own, and the kernel kills it when this process ends. A rank's session holds all that it started, also what has
-lost its parent since, so that is how the rest is found and killed. A rank that has ended stays a zombie until `close`:
-its pid, which names the session, is given to nobody else before.
+lost its parent since, so that is how the rest is found and killed (`sessions.py`, which also stays behind to do so if
+this process is killed). A rank that has ended stays a zombie until `close`: its pid, which names the session, is given
+to nobody else before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lightkeeper.errors import ToldError
 from lightkeeper.manager.processes import die_with_parent
+from lightkeeper.manager.sessions import kill_sessions
 from lightkeeper.words import say
 
 END_S = 5.0  # for a rank whose group is well ended: its exit handlers, its last words
 KILLED_S = 5.0  # for the kernel to end what was killed
 BOOTSTRAP = "lightkeeper.manager.bootstrap"
+SESSIONS = "lightkeeper.manager.sessions"
 
 
 @dataclass
@@ -112,6 +113,7 @@ class RankProcesses:
             say(f"{len(ranks)} ranks on this node and OMP_NUM_THREADS is not set: each takes 1 thread")
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._watched: dict[int, int] = {}  # rank to pidfd
+        self._left_behind: subprocess.Popen[bytes] | None = None
 
     @property
     def pids(self) -> dict[int, int]:
@@ -138,6 +140,11 @@ class RankProcesses:
         if listener is not None:
             listener.close()  # rank 0 holds it now: with rank 0's end nobody listens there any more
             self.rendezvous.listener = None
+        self._left_behind = subprocess.Popen(
+            [sys.executable, "-m", SESSIONS, *(str(pid) for pid in self.pids.values())],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def watch(self, ended: Callable[[int, int], None]) -> None:
         """Calls ``ended(rank, code)`` from the running event loop for every rank that ends; code is negative for a
@@ -184,36 +191,19 @@ class RankProcesses:
         for rank in tuple(self._watched):
             self._forget(rank)
         self.kill()
+        await self._end_left_behind()
         for rank, process in self.processes.items():
             try:
                 process.wait(timeout=KILLED_S)
             except subprocess.TimeoutExpired:
                 say(f"rank {rank} (pid {process.pid}) was killed and does not end: it hangs in the kernel")
 
-
-def kill_sessions(leaders: Iterable[int]) -> list[int]:
-    """Kills whatever is in the sessions of these processes, again until nothing new is found there.
-
-    Args:
-        leaders: pids that cannot have been given away: our children, living or not waited for yet.
-
-    Returns:
-        The pids that were killed.
-    """
-    sessions, killed = set(leaders), dict[int, None]()
-    while sessions:
-        found = [pid for pid in _members(sessions) if pid not in killed]
-        if not found:
-            break
-        for pid in found:
-            killed[pid] = None
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-    return list(killed)
-
-
-def _members(sessions: set[int]) -> Iterable[int]:
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
-            if os.getsid(pid := int(name)) in sessions:
-                yield pid
+    async def _end_left_behind(self) -> None:
+        """Before any pid is given away."""
+        if self._left_behind is None:
+            return
+        try:
+            await asyncio.to_thread(self._left_behind.communicate, timeout=KILLED_S)
+        except subprocess.TimeoutExpired:
+            self._left_behind.kill()
+            self._left_behind.wait()

@@ -93,3 +93,22 @@ def test_no_script_is_told_in_one_line(job: Job, command: list[str]) -> None:
     job.start_command("g0", command)
     assert job.wait("g0")["g0"] == 2
     assert len(job.said("g0").splitlines()) == 1 and "SCRIPT ARGS" in job.said("g0")
+
+
+def test_what_the_script_started_ends_with_its_launcher(job: Job) -> None:
+    """The kernel ends the rank, but neither its worker nor what has lost its parent already."""
+    text = (
+        "import os, sys, time\nfrom multiprocessing import get_context\n"
+        "if __name__ == '__main__':\n"
+        "    get_context('fork').Process(target=time.sleep, args=(600,)).start()\n"
+        "    os.system('sleep 600 &')\n"
+        "    open(sys.argv[1], 'w').close()\n    time.sleep(600)\n"
+    )
+    mark = job.folder / "mark"
+    launcher = job.start_command("g0", [written(job, text), str(mark)])
+    job.until(mark.exists, "the script has forked", 20)
+    below = psutil.Process(launcher.pid).children(recursive=True)
+    assert len(below) == 3, below  # the rank, its worker, and what stays behind
+    launcher.kill()
+    launcher.wait()
+    job.until(lambda: not job.left_over(), "nothing is left", 3)

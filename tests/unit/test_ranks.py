@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from lightkeeper.errors import ToldError
-from lightkeeper.manager.ranks import RankProcesses, Rendezvous, kill_sessions, open_rendezvous
+from lightkeeper.manager.ranks import RankProcesses, Rendezvous, open_rendezvous
+from lightkeeper.manager.sessions import kill_sessions
 
 TOLD = """
 import json, os, sys
