@@ -1,7 +1,8 @@
 """Faults on request, for the demo, the benches and the tests: ``LIGHTKEEPER_FAULT=KIND:GROUP:PHASE:STEP[,...]``.
 
 KIND is ``kill`` (SIGKILL of this rank), ``kill-tree`` (of this rank and its manager), ``freeze`` (SIGSTOP of this
-rank), ``freeze-tree``, ``exit`` (code 1) or ``raise``. The event that says so is written before it happens.
+rank), ``freeze-tree``, ``exit`` (code 1) or ``raise``. The event that says so is written before it happens. A group
+that its launcher starts again is spared.
 """
 
 from __future__ import annotations

@@ -185,6 +185,8 @@ class RankProcesses:
 
     async def close(self, within_s: float = END_S) -> None:
         """Lets the ranks come to their end, kills what is left of them after a while, and takes their zombies away."""
+        if self.rendezvous.listener is not None:
+            self.rendezvous.listener.close()
         until = time.monotonic() + within_s
         while self.running() and time.monotonic() < until:
             await asyncio.sleep(0.01)

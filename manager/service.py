@@ -101,6 +101,8 @@ class ManagerService:
             await self.remote_keys.close()
             await server.stop(grace=0)
             self._remove_files()
+            if self.events is not None:
+                self.events.close()
 
     def _new_link(self, addresses: Addresses | None = None) -> LighthouseLink:
         s = self.settings

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lightkeeper.cli import group
-from lightkeeper.cli.options import LaunchOptions
+from lightkeeper.cli.options import LaunchOptions, check_count
 from lightkeeper.errors import UsageError
 
 
@@ -17,12 +17,21 @@ def command(
         list[str] | None,
         typer.Argument(metavar="-- SCRIPT [ARGS]...", help="The training script and its arguments."),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            envvar="LIGHTKEEPER_RESTARTS",
+            help="Times it starts the group again after a loss (killed, frozen, left out), without ten good minutes in "
+            "between.",
+        ),
+    ] = LaunchOptions.restarts,
     **given: Any,
 ) -> int:
     """Start one replica group: its manager and its ranks. Ends with the exit code of its ranks."""
     settings = group.settings(**given)
     if not script:
         raise UsageError("no script: lightkeeper launch --group g0 ... -- train.py ARGS")
+    check_count(restarts, "--restarts", lowest=0)
     from lightkeeper.manager.launch import run
 
-    return run(LaunchOptions(settings, tuple(script)))
+    return run(LaunchOptions(settings, tuple(script), restarts))

@@ -26,10 +26,12 @@ class LaunchOptions:
     Attributes:
         settings: the group's settings.
         command: the script and its arguments, or `-m`, a module and its arguments.
+        restarts: how often the group is started again after it was lost, without ten good minutes in between.
     """
 
     settings: Settings
     command: tuple[str, ...]
+    restarts: int = 3
 
 
 def check_address(text: str, option: str) -> str:

@@ -170,7 +170,7 @@ class Job:
         env: dict[str, str] | None = None,
         **options: Any,
     ) -> subprocess.Popen[bytes]:
-        """Starts one group by `lightkeeper launch`."""
+        """Starts one group by `lightkeeper launch`, which does not start it again unless `env` says so."""
         options = {"trace": str(self.folder / f"trace-{group}"), **options}
         return self.start_command(group, [str(HERE / "script.py"), json.dumps(options)], fault, settings, env)
 
@@ -191,7 +191,7 @@ class Job:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=self._group_environment(group, fault, settings, env),
+                env=self._group_environment(group, fault, settings, {"LIGHTKEEPER_RESTARTS": "0", **(env or {})}),
                 start_new_session=True,
                 cwd=cwd,
             )
@@ -339,6 +339,7 @@ class Job:
         self.until(lambda: not self.left_over(lighthouses=True), "nothing is left running", END_S_MAX)
         log = read_run(self.folder)
         traces = {name: read_trace(self.folder / f"trace-{name}") for name in names}
+        traces |= {path.name.removeprefix("trace-"): read_trace(path) for path in self.folder.glob("trace-*-again")}
         pids = {name: process.pid or 0 for name, process in self.trainers.items()}
         return Facts(log.events, log.torn, codes, traces, {name: self.said(name) for name in names}, pids)
 

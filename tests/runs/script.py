@@ -1,6 +1,10 @@
-"""What `lightkeeper launch` runs in these tests: one of the loops, with its options as JSON."""
+"""What `lightkeeper launch` runs in these tests: one of the loops, with its options as JSON.
+
+A start again writes a trace of its own, as a trainer that a test starts again does.
+"""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -8,4 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import loops
 
 if __name__ == "__main__":
-    loops.run(json.loads(sys.argv[1]))
+    options = json.loads(sys.argv[1])
+    options["trace"] += "-again" * int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    loops.run(options)

@@ -119,6 +119,20 @@ def test_launch_reads_the_environment(handed: list[object], monkeypatch: pytest.
     assert handed == [LaunchOptions(settings, ("train.py",))]
 
 
+def test_launch_takes_what_is_not_the_managers(
+    handed: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["launch", "--group", "g0"]
+    assert run([*words, "--restarts", "5", "--", "train.py"]) == 7
+    monkeypatch.setenv("LIGHTKEEPER_RESTARTS", "0")
+    assert run([*words, "--", "train.py"]) == 7
+    first, second = handed
+    assert isinstance(first, LaunchOptions) and first.restarts == 5
+    assert isinstance(second, LaunchOptions) and second.restarts == 0
+    assert run([*words, "--restarts", "-1", "--", "train.py"]) == 2
+    assert "--restarts must be within 0.." in capsys.readouterr().err
+
+
 def test_every_setting_is_an_option_of_launch() -> None:
     """No setting that can only be reached by editing code, no option that goes nowhere."""
     from dataclasses import fields
@@ -127,7 +141,7 @@ def test_every_setting_is_an_option_of_launch() -> None:
     from lightkeeper.cli import launch, manager
 
     named = {field.name for field in fields(Settings)} - {"token"}
-    assert set(signature(launch.command).parameters) - {"script", "token_file"} == named
+    assert set(signature(launch.command).parameters) - {"script", "token_file", "restarts"} == named
     assert set(signature(manager.command).parameters) - {"token_file"} == named
 
 

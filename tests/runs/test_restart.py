@@ -1,0 +1,104 @@
+"""A launcher starts its group again when the group was lost, and only then."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from facts import Facts
+from harness import Job
+
+from lightkeeper.events import schema
+
+STEPS, AT = 600, 5  # slow ones until the group is back: a machine may take half a minute to import torch
+DIES = (
+    "import os, signal, sys\nprint('start', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+    "os.kill(os.getpid(), getattr(signal, sys.argv[1]))\n"
+)
+
+
+def restarts(count: int) -> dict[str, str]:
+    return {"LIGHTKEEPER_RESTARTS": str(count)}
+
+
+def of_the_second_start(facts: Facts, group: str, pid: int) -> Facts:
+    """The facts, where the group's trace and process are those of its second start."""
+    facts.traces[group] = facts.traces.pop(f"{group}-again")
+    facts.pids[group] = pid
+    return facts
+
+
+@pytest.mark.parametrize(("kind", "code"), [("kill", 137), ("freeze", 104)])
+def test_a_lost_group_comes_back_by_itself(job: Job, gold, kind: str, code: int) -> None:
+    job.settings["groups"] = 3
+    job.start_healing(2, steps=STEPS)
+    job.launch("g2", f"{kind}:g2:reduce:{AT}", env=restarts(2), **job.heal_options)
+    back = job.wait_for(schema.Rejoined, 60, group="g2")
+    job.hurry()
+    facts = of_the_second_start(job.finish(), "g2", back.pid)
+    facts.fault(kind, "reduce", "g2", AT)
+    facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": 0}, {"g2"}, ("g0", "g1", "g2"))
+    facts.near_from(gold(steps=STEPS, warm_up=12), "g2")
+    ends = [e for e in facts.all(schema.ProcessEnded) if e.process == "manager g2"]
+    assert [e.exit_code for e in ends] == [code, 0]
+    assert len({e.incarnation for e in ends}) == 2 and len({e.pid for e in ends}) == 1, "one launcher"
+    said = [line for line in facts.said["g2"].splitlines() if "started again" in line]
+    assert len(said) == 1 and said[0].endswith("1 of 2 restarts left"), said
+    assert ("was killed by SIGKILL" if kind == "kill" else "left out of the job") in said[0]
+
+
+def script(job: Job, text: str = DIES) -> str:
+    path = job.folder / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def starts(job: Job) -> list[str]:
+    return [line for line in job.said("g0").splitlines() if line.startswith("start ")]
+
+
+def test_restarts_are_used_up(job: Job) -> None:
+    job.start_command("g0", [script(job), "SIGKILL"], env=restarts(2))
+    assert job.wait("g0")["g0"] == 137
+    assert starts(job) == ["start 0", "start 1", "start 2"]
+    assert "is not started again: its 2 restarts are used up" in job.said("g0").splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (DIES, 143),
+        ("print('start', 0, flush=True)\n1 / 0\n", 1),
+        ("import sys\nprint('start 0')\nsys.exit(137)\n", 137),
+    ],
+)
+def test_an_end_that_was_asked_for_or_is_the_scripts_own_is_an_end(job: Job, text: str, code: int) -> None:
+    job.start_command("g0", [script(job, text), "SIGTERM"], env=restarts(3))
+    assert job.wait("g0")["g0"] == code
+    assert starts(job) == ["start 0"] and "started again" not in job.said("g0")
+
+
+def test_sigterm_between_two_starts_ends_the_launcher(job: Job) -> None:
+    launcher = job.start_command("g0", [script(job), "SIGKILL"], env=restarts(9))
+    job.until(lambda: "started again in 4 s" in job.said("g0"), "a pause long enough to be met", 30)
+    launcher.send_signal(signal.SIGTERM)
+    assert job.wait("g0", within_s=3)["g0"] == 143
+    assert len(starts(job)) == 5
+
+
+def test_nothing_is_left_of_a_second_start_whose_launcher_is_killed(job: Job, tmp_path: Path) -> None:
+    text = (
+        "import os, signal, time\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\nos.system('sleep 600 &')\n"
+        "print('pid', os.getpid(), flush=True)\ntime.sleep(600)\n"
+    )
+    launcher = job.start_command("g0", [script(job, text)], env=restarts(1))
+    job.until(lambda: "pid " in job.said("g0"), "the second start runs", 30)
+    rank = int(job.said("g0").split("pid ")[-1].split()[0])
+    assert psutil.Process(rank).ppid() == launcher.pid
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    job.until(lambda: not job.left_over(), "nothing is left", 3)
