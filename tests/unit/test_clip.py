@@ -86,6 +86,52 @@ def clip_sharded(pipe, rank: int, file: str) -> None:
     dist.destroy_process_group()
 
 
+def clip_on_a_grid(pipe, rank: int, file: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    whole = [torch.randn(9, 5, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    part = whole[2] * (0.25 if rank % 2 else 0.75)
+    gradients = [
+        distribute_tensor(whole[0], mesh, [Replicate(), Shard(0)]),
+        distribute_tensor(whole[1], mesh["shard"], [Shard(1)]),
+        DTensor.from_local(part, mesh, [Replicate(), Partial("sum")], run_check=False),
+        DTensor.from_local(part * 2, mesh, [Replicate(), Partial("avg")], run_check=False),
+    ]
+    made = []
+    for gradient in gradients:
+        like = distribute_tensor(torch.zeros(9, 5), gradient.device_mesh, [Replicate()] * gradient.device_mesh.ndim)
+        like = like if any(p.is_partial() for p in gradient.placements) else torch.zeros_like(gradient)
+        made.append(nn.Parameter(like))
+        made[-1].grad = gradient
+    norm = clip_grad_norm_(made, 0.5)
+    placed = [str(p.grad.placements) for p in made[2:]]
+    pipe.send((norm.item(), [p.grad.full_tensor().tolist() for p in made], placed))
+    pipe.recv()
+    dist.destroy_process_group()
+
+
+def test_on_a_grid_every_element_counts_once_and_pending_sums_are_added_up_first(tmp_path):
+    started = [start_member(clip_on_a_grid, rank, str(tmp_path / "rendezvous")) for rank in range(4)]
+    answers = []
+    for _, pipe in started:
+        assert pipe.poll(60.0)
+        answers.append(pipe.recv())
+    for process, pipe in started:
+        pipe.send("end")
+        process.join(20.0)
+    whole = [torch.randn(9, 5, generator=torch.Generator().manual_seed(i)) for i in (0, 1, 2, 2)]
+    expected = torch.cat([g.reshape(-1) for g in whole]).double().norm().item()
+    assert all(answer == answers[0] for answer in answers)
+    norm, clipped, placed = answers[0]
+    assert norm == pytest.approx(expected, rel=1e-6) and placed == ["(Replicate(), Replicate())"] * 2
+    for mine, theirs in zip(clipped, whole, strict=True):
+        torch.testing.assert_close(torch.tensor(mine), theirs * 0.5 / expected, rtol=1e-5, atol=1e-6)
+
+
 def test_shards_are_folded_in_rank_order_and_replicas_counted_once(tmp_path):
     started = [start_member(clip_sharded, rank, str(tmp_path / "rendezvous")) for rank in range(2)]
     answers = []
