@@ -182,8 +182,8 @@ def one_group(with_runtime: bool) -> str:
         for index in range(ONE_GROUP_STEPS):
             optimizer.zero_grad()
             for k in range(microbatches):
-                seed_microbatch(3, index, k, rank=int(os.environ.get("RANK", "0")))
+                seed_microbatch(3, index, k, place=int(os.environ.get("RANK", "0")))
                 compute()
-            seed_apply(3, index, rank=0)
+            seed_apply(3, index)
             optimizer.step()
     return lightkeeper.fingerprint(model, optimizer)

@@ -68,7 +68,7 @@ class AveragedBuffers:
 
         Args:
             changes: the sum over all groups, float64[numel].
-            total: number of microbatches of the step.
+            total: number of parts of microbatches in the step.
         """
         parts = changes.split([base.numel() for base in self._base.values()])
         for base, change in zip(self._base.values(), parts, strict=True):

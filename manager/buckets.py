@@ -54,7 +54,7 @@ class Bucket:
         self.index = index
         self.members = tuple(members)
         self._shapes = tuple(shapes)
-        numel = sum(shape.numel() for shape in shapes)
+        numel = max(1, sum(shape.numel() for shape in shapes))  # an empty reduce would not prove that all take part
         self._flats = [torch.zeros(numel, dtype=dtype, device=device) for _ in range(buffers)]
         self._views = [self._cut(flat) for flat in self._flats]
         self._current = 0
@@ -140,7 +140,8 @@ def plan(slots: Sequence[Slot], bucket_bytes: int, first_bytes: int = FIRST_BUCK
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter or gradient: the tensor itself, or a DTensor's local shard, detached."""
     if _is_dtensor(tensor):
-        return tensor.detach().to_local()  # type: ignore[attr-defined]
+        local = tensor.detach().to_local()  # type: ignore[attr-defined]
+        return local.wait() if hasattr(local, "wait") else local  # of a collective that may be under way
     return tensor.detach()
 
 
@@ -155,8 +156,8 @@ def as_gradient(local: torch.Tensor, parameter: nn.Parameter, placements: Placem
     Args:
         local: The local values; not copied.
         parameter: Whose gradient it becomes.
-        placements: Those of an earlier gradient (a replicated parameter may have a partial one), or None for
-            the parameter's own.
+        placements: The gradient's, which may differ (a replicated parameter may have a partial one); None for the
+            parameter's own.
     """
     if not _is_dtensor(parameter):
         return local

@@ -236,10 +236,10 @@ class ManagerClient:
 
 
 class EpochKeys:
-    """The rendezvous keys of one rank index of one epoch, as the process group's store sees them."""
+    """Some rendezvous keys of an epoch, those of one rank index for instance, as a process group's store sees them."""
 
-    def __init__(self, client: ManagerClient, epoch: int, rank: int) -> None:
-        self._client, self._epoch, self._prefix = client, epoch, f"r{rank}/"
+    def __init__(self, client: ManagerClient, epoch: int, prefix: str) -> None:
+        self._client, self._epoch, self._prefix = client, epoch, prefix
         self._aborted: str | None = None
         self._pending: set[int] = set()
 

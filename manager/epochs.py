@@ -38,7 +38,7 @@ class Epochs:
         with self._lock:
             if plan.epoch < self._below or plan.epoch in self._builds:
                 return
-            keys = EpochKeys(self._client, plan.epoch, self._rank)
+            keys = EpochKeys(self._client, plan.epoch, f"r{self._rank}/")
             name = f"e{plan.epoch}r{self._rank}"
             self._plans[plan.epoch] = plan
             size = len(plan.members)

@@ -21,6 +21,7 @@ ELEMENTS_MAX = 1 << 20  # of all user extras together: 8 MiB on the wire
 MICROBATCHES_MAX = 1 << 20  # their 32-bit hashes then sum exactly in a float64
 READY_MAX = 1 << 20  # the sum of its squares over 8192 members is then exact
 MEMBERS_MAX = 1 << 12
+PRESENT_SPAN = 1 << 13  # above `MEMBERS_MAX`: a presence flag counts members below it, and kinds above
 _EXACT = 1 << 53  # integers up to here are exact in a float64
 _STEP_MASK = (1 << 20) - 1  # of the step number, whose squares are summed too
 
@@ -92,7 +93,7 @@ class ExtrasLayout:
         self._numel += extra.places
 
     def freeze(self, parameters: int) -> None:
-        """Fix the layout; `parameters` is the number of presence flags."""
+        """Fix the layout; `parameters` is the number of presence flags, alike in all ranks of a group."""
         self._parameters = parameters
 
     @property
@@ -105,6 +106,11 @@ class ExtrasLayout:
     def numel(self) -> int:
         """Length of the vector."""
         return _HEAD + self.parameters + self._numel
+
+    @property
+    def user_numel(self) -> int:
+        """Elements of all user extras together."""
+        return self._numel
 
     def place(self, extra: Declared) -> slice:
         """Where the value of `extra` is in the vector."""
@@ -137,9 +143,14 @@ class Contributions:
         """Name to local sum of what was contributed."""
         return self._sums
 
-    def of_slot(self, slot: int) -> Mapping[str, torch.Tensor]:
-        """Name to what the member of this slot puts into the vector, float64 or int64 on the CPU."""
-        return {**self._sums, **self._given} if slot == 0 else self._sums
+    def of_slot(self, slot: int, sums: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Name to what the member of this slot puts into the vector, float64 or int64 on the CPU.
+
+        Args:
+            slot: Its slot.
+            sums: What was contributed by all ranks of its group.
+        """
+        return {**sums, **self._given} if slot == 0 else sums
 
     def clear(self) -> None:
         """Start a new step."""
@@ -201,13 +212,14 @@ class Values(dict[str, torch.Tensor]):
 
 @dataclass(frozen=True)
 class Part:
-    """What one member puts into the runtime's extras."""
+    """What one member puts into the runtime's extras; `placed` says how each gradient that is present is placed."""
 
     step: int
     microbatches: Sequence[int]
     presence: Sequence[bool]
     ready: int = 0
     again: bool = False
+    placed: Sequence[int] = ()  # a number below 2**20 for each parameter; () if all are placed like their parameters
     settings: int = 0  # 16-bit hash of what every member's optimizer must have alike
 
 
@@ -223,6 +235,7 @@ class Total:
     ready: int  # the epoch number that all members carry, or 0
     again: int  # members that ask for another reduce
     presence: tuple[bool, ...]
+    placed: tuple[int, ...] = ()  # for each parameter; -1 if the members do not agree
     alike: bool = True  # whether all members carry the same settings
     user: Values = field(default_factory=Values)
 
@@ -248,7 +261,9 @@ def pack(layout: ExtrasLayout, part: Part, sums: Mapping[str, torch.Tensor], int
     head = [1, step, step * step, len(part.microbatches), hashes, part.ready, part.ready**2, part.again]
     head += [part.settings, part.settings**2]
     numbers = [float(x) for x in head]
-    numbers.extend(map(float, part.presence))
+    placed = part.placed or [0] * len(part.presence)
+    flags = zip(part.presence, placed, strict=True)
+    numbers.extend(float(1 + PRESENT_SPAN * code) if present else 0.0 for present, code in flags)
     staged = torch.zeros(layout.numel, dtype=torch.float64)
     staged[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
     for name, value in sums.items():
@@ -277,6 +292,8 @@ def unpack(layout: ExtrasLayout, vector: torch.Tensor) -> Total:
         check_exact(extra, value)
         user[extra.name] = value.to(extra.dtype, copy=True).reshape(extra.shape)
     members = head[_MEMBERS]
+    flags = host[_HEAD : _HEAD + layout.parameters].to(torch.int64)
+    counts, kinds = flags % PRESENT_SPAN, flags // PRESENT_SPAN
     same = head[_READY] % max(members, 1) == 0 and head[_READY] ** 2 == members * head[_READY2]
     return Total(
         members=members,
@@ -287,7 +304,8 @@ def unpack(layout: ExtrasLayout, vector: torch.Tensor) -> Total:
         ready=head[_READY] // members if same and members else 0,
         again=head[_AGAIN],
         alike=head[_SETTINGS] ** 2 == members * head[_SETTINGS2],
-        presence=tuple(x > 0 for x in host[_HEAD : _HEAD + layout.parameters].tolist()),
+        presence=tuple((counts > 0).tolist()),
+        placed=tuple(torch.where(kinds % counts.clamp(min=1) == 0, kinds // counts.clamp(min=1), -1).tolist()),
         user=user,
     )
 
@@ -310,6 +328,8 @@ def check(total: Total, step: int, microbatches: int, members: int) -> str | Non
         return f"step {step}: {total.microbatches} microbatches were summed instead of {microbatches}"
     if total.hash_sum != sum(microbatch_hash(step, k) for k in range(microbatches)):
         return f"step {step}: {microbatches} microbatches were summed, but not each of them exactly once"
+    if -1 in total.placed:
+        return f"step {step}: the members' gradients of parameter {total.placed.index(-1)} are placed differently"
     return None
 
 

@@ -1,8 +1,9 @@
 """Faults on request, for the demo, the benches and the tests: ``LIGHTKEEPER_FAULT=KIND:GROUP:PHASE:STEP[,...]``.
 
-KIND is ``kill`` (SIGKILL of this rank), ``kill-tree`` (of this rank and its manager), ``freeze`` (SIGSTOP of this
-rank), ``freeze-tree``, ``exit`` (code 1) or ``raise``. The event that says so is written before it happens. A group
-that its launcher starts again is spared.
+GROUP is a group's name, and of one with several ranks ``NAME/RANK`` (without RANK it is rank 0). KIND is ``kill``
+(SIGKILL of this rank), ``kill-tree`` (of this rank and its manager), ``freeze`` (SIGSTOP of this rank),
+``freeze-tree``, ``exit`` (code 1) or ``raise``. The event that says so is written before it happens. A group that its
+launcher starts again is spared.
 """
 
 from __future__ import annotations
@@ -32,24 +33,27 @@ class Fault:
     group: str
     phase: str
     step: int
+    rank: int = 0
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
     """Reads the variable.
 
     Raises:
-        UsageError: for anything but ``KIND:GROUP:PHASE:STEP`` with known kind and phase.
+        UsageError: for anything but ``KIND:GROUP[/RANK]:PHASE:STEP`` with known kind and phase.
     """
     faults = []
     for item in filter(None, text.split(",")):
         parts = item.split(":")
-        known = len(parts) == 4 and parts[0] in KINDS and parts[2] in PHASES and bool(parts[1])
-        if not known or not (parts[3].isascii() and parts[3].isdigit()):
+        known = len(parts) == 4 and parts[0] in KINDS and parts[2] in PHASES
+        group, _, rank = parts[1].partition("/") if known else ("", "", "")
+        numbers = (parts[-1], rank or "0")
+        if not group or not all(number.isascii() and number.isdigit() for number in numbers):
             raise UsageError(
-                f"{VARIABLE}={item!r}: expected KIND:GROUP:PHASE:STEP with a kind of {', '.join(KINDS)} "
+                f"{VARIABLE}={item!r}: expected KIND:GROUP[/RANK]:PHASE:STEP with a kind of {', '.join(KINDS)} "
                 f"and a phase of {', '.join(PHASES)}"
             )
-        faults.append(Fault(parts[0], parts[1], parts[2], int(parts[3])))
+        faults.append(Fault(parts[0], group, parts[2], int(parts[3]), int(rank or 0)))
     return tuple(faults)
 
 

@@ -76,11 +76,15 @@ class KeyService(manager_pb2_grpc.ManagerServicer):
 
 
 class RemoteKeys:
-    """Answers our ranks: a key lies with the manager of slot 0 of its epoch, which may be this one."""
+    """Answers our ranks: a key lies with the manager of slot 0 of its epoch, which may be this one.
+
+    What the ranks of this group publish for each other alone stays here.
+    """
 
     def __init__(self, token: str, job: str, own: KeyService, machine: GroupMachine) -> None:
         self.metadata = metadata(token, job)
         self.own, self.machine = own.keys, machine
+        self.within = Keys()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -111,14 +115,13 @@ class RemoteKeys:
             socket.send(local.Key(request=message.request, value=value))
 
     async def _ask(self, message: local.SetKey | local.GetKey) -> bytes:
-        membership = self._membership(message.epoch)
         timeout_s = message.timeout_ms / 1000
+        if message.epoch == local.OWN_KEYS:
+            return await _held(self.within, message, timeout_s)
+        membership = self._membership(message.epoch)
         holder = membership.members[0]
         if holder.incarnation == self.machine.incarnation:
-            if isinstance(message, local.SetKey):
-                self.own.set(message.epoch, message.key, message.value)
-                return b""
-            return await self.own.get(message.epoch, message.key, timeout_s)
+            return await _held(self.own, message, timeout_s)
         stub: Any = manager_pb2_grpc.ManagerStub(self._channel(holder.manager))
         epoch = to_wire(membership.epoch)
         if isinstance(message, local.SetKey):
@@ -139,3 +142,10 @@ class RemoteKeys:
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return self._channels[address]
+
+
+async def _held(keys: Keys, message: local.SetKey | local.GetKey, timeout_s: float) -> bytes:
+    if isinstance(message, local.SetKey):
+        keys.set(message.epoch, message.key, message.value)
+        return b""
+    return await keys.get(message.epoch, message.key, timeout_s)

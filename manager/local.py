@@ -11,6 +11,7 @@ import msgspec
 
 FRAME_BYTES_MAX = 16 << 20
 HEADER = struct.Struct("<I")
+OWN_KEYS = 0  # in the place of an epoch: rendezvous keys among the ranks of one group, which no other manager sees
 
 # ---------------------------------------------------------------- rank to manager
 
@@ -92,13 +93,18 @@ class BuildFailed(Message, frozen=True, kw_only=True):
 
 
 class RankError(Message, frozen=True, kw_only=True):
-    """An exception that started in the user's code is about to end this rank."""
+    """An exception that started in the user's code is about to end this rank.
+
+    Attributes:
+        broken: whether it says that a connection to another process broke: then the cause is likely another rank.
+    """
 
     step: int
     type: str
     message: str
     where: str
     traceback: str
+    broken: bool = False
 
 
 class AskLeave(Message, frozen=True, kw_only=True):
@@ -108,7 +114,7 @@ class AskLeave(Message, frozen=True, kw_only=True):
 
 
 class SetKey(Message, frozen=True, kw_only=True):
-    """Set a rendezvous key of an epoch; answered by `Key` with the same `request`."""
+    """Set a rendezvous key of an epoch (or of `OWN_KEYS`); answered by `Key` with the same `request`."""
 
     epoch: int
     key: str
@@ -118,7 +124,7 @@ class SetKey(Message, frozen=True, kw_only=True):
 
 
 class GetKey(Message, frozen=True, kw_only=True):
-    """Wait for a rendezvous key of an epoch; answered by `Key` with the same `request`."""
+    """Wait for a rendezvous key of an epoch (or of `OWN_KEYS`); answered by `Key` with the same `request`."""
 
     epoch: int
     key: str

@@ -2,7 +2,9 @@
 
 A microbatch that is computed again, by another group, draws the same numbers; and so does the apply phase in
 every group and at every replay. The seed is xxh3_64 over five little-endian 64-bit integers: which of the two
-uses it is, the user's seed, step, microbatch and rank.
+uses it is, the user's seed, step, microbatch and place. Ranks of one place (tensor-parallel ones) see the same
+activations, so they need the same masks; and what follows the inner loop draws alike on all ranks of a group,
+because some of them hold the same parameters (decision 0014).
 """
 
 from __future__ import annotations
@@ -17,20 +19,20 @@ import xxhash
 _MICROBATCH, _APPLY = 1, 2
 
 
-def seed_microbatch(seed: int, step: int, k: int, rank: int) -> None:
-    """Set all random state for microbatch `k` of `step` on `rank` (the rank's place in its group)."""
-    _seed_all(derive(_MICROBATCH, seed, step, k, rank))
+def seed_microbatch(seed: int, step: int, k: int, place: int) -> None:
+    """Set all random state for this rank's part, number `place`, of microbatch `k` of `step`."""
+    _seed_all(derive(_MICROBATCH, seed, step, k, place))
 
 
-def seed_apply(seed: int, step: int, rank: int) -> None:
+def seed_apply(seed: int, step: int) -> None:
     """Set all random state for what follows the inner loop of `step`."""
-    _seed_all(derive(_APPLY, seed, step, 0, rank))
+    _seed_all(derive(_APPLY, seed, step, 0, 0))
 
 
-def derive(use: int, seed: int, step: int, k: int, rank: int) -> int:
+def derive(use: int, seed: int, step: int, k: int, place: int) -> int:
     """A 64-bit seed; the arguments count modulo 2**64."""
     mask = (1 << 64) - 1
-    return xxhash.xxh3_64_intdigest(struct.pack("<5Q", *(x & mask for x in (use, seed, step, k, rank))))
+    return xxhash.xxh3_64_intdigest(struct.pack("<5Q", *(x & mask for x in (use, seed, step, k, place))))
 
 
 def _seed_all(value: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,10 +32,15 @@ from lightkeeper.manager.settings import Settings, read_settings
 from lightkeeper.manager.spawn import find_or_start_manager
 from lightkeeper.manager.state.registry import StateRegistry
 from lightkeeper.manager.step import Step
+from lightkeeper.manager.sync import GradientSync, Sync
 from lightkeeper.manager.transfer.client import TransferFailed
 from lightkeeper.manager.usererrors import report_exceptions
+from lightkeeper.manager.within import Within, place_of
 from lightkeeper.wire import own_address_towards
 from lightkeeper.words import say
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Microbatches = int | Callable[[int], int]
 
@@ -58,6 +63,8 @@ class Rank:
         extras: Mapping[str, Any] | None = None,
         exclude: Sequence[str] = (),
         average_buffers: Sequence[str] = (),
+        place: tuple[int, int] | DeviceMesh | None = None,
+        sync: Sync = "every",
         settings: Settings | None = None,
     ) -> None:
         self.settings = read_settings() if settings is None else settings
@@ -67,6 +74,9 @@ class Rank:
             )
         self.seed, self.rank = seed, int(os.environ.get("RANK", "0"))
         self.model, self.optimizer = model, optimizer
+        self.place = place_of(place, self.rank, self.settings.ranks)
+        self._sync = GradientSync(_modules(model), sync)
+        self._when = sync
         self._parameters = _named_parameters(model)
         _check_optimizers(optimizer, self._parameters)
         self._layout = ExtrasLayout()
@@ -76,6 +86,7 @@ class Rank:
         self._manager = find_or_start_manager(self.settings, self.rank)
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
         host = self.settings.host or own_address_towards(addresses_at_start(self.settings.lighthouse))
+        self._host = host
         self._registry = StateRegistry()
         self._averages = AveragedBuffers(_modules(model), average_buffers) if average_buffers else None
         _register(self._registry, "model", model, (*exclude, *(self._averages.names if self._averages else ())))
@@ -94,12 +105,14 @@ class Rank:
         self._client = ManagerClient(self._manager.socket, register, self.page, self._manager.how_it_ended)
         registered = self._client.registered
         self._record = StepRecord(self.settings, registered.incarnation, self.rank)
-        faults = tuple(f for f in parse_faults(os.environ.get(VARIABLE, "")) if f.group == self.settings.group)
+        me = (self.settings.group, self.rank)
+        faults = tuple(f for f in parse_faults(os.environ.get(VARIABLE, "")) if (f.group, f.rank) == me)
         self._injector = Injector(faults, f"rank {self.settings.group}/{self.rank}", registered.pid, self._record.write)
         backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
         self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.form_timeout_s)
         self._client.listen(_Pushes(self._epochs, self._entries, self._joiner))
         report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
+        self._within: Within | None = None
         self._reducer: Reducer | None = None
         self._plan: local.Plan | None = None
         self._microbatches: Microbatches = 0
@@ -280,6 +293,7 @@ class Rank:
     def _begin_at(self, index: int) -> None:
         assert self._reducer is not None
         self._reducer.begin(index, self._total(index))
+        self._sync.begin()
         self._attempt, self._outcome = 0, None
         self._record.begin()
         self._before.begin(index)

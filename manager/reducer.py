@@ -22,17 +22,17 @@ from lightkeeper.manager.buckets import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     Bucket,
-    Placements,
     Slot,
     as_gradient,
     local_tensor,
-    placements_of,
     plan,
 )
 from lightkeeper.manager.copies import EarlyCopies
 from lightkeeper.manager.extras import Contributions, ExtrasLayout, Part, Total, check, pack, unpack
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, Note, Reduction
 from lightkeeper.manager.overlap import Overlap
+from lightkeeper.manager.placements import decode, encode
+from lightkeeper.manager.within import Within
 
 _DRAIN_S = 1.0  # after an abort a pending reduction ends within milliseconds; beyond this its buffer is given up
 
@@ -79,6 +79,9 @@ class Reducer:
         note: Takes one line for the log.
         first_bytes: The same for the first bucket.
         settings: Gives the 16-bit hash of what the members' optimizers must have alike in a step.
+        within: The ranks of this group, which sum their extras; None for a group of one rank.
+        overlap: Whether gradients are what they seem when a hook fires: not where DistributedDataParallel averages
+            them at the end of the backward pass.
 
     Raises:
         ValueError: no parameter requires a gradient.
@@ -92,6 +95,8 @@ class Reducer:
         note: Note = lambda line: None,
         first_bytes: int = FIRST_BUCKET_BYTES,
         settings: Callable[[], int] = lambda: 0,
+        within: Within | None = None,
+        overlap: bool = True,
     ) -> None:
         self._slots = _once_each(parameters)
         if not self._slots:
@@ -99,11 +104,15 @@ class Reducer:
         self._layout = layout
         self._note = note
         self._settings = settings
+        self._within = Within() if within is None else within
+        self._flags = self._within.most(len(self._slots))  # so that all ranks' extras are summed in one order
+        self._may_overlap = overlap
         self._buckets = plan(self._slots, bucket_bytes, first_bytes)
         self._bucket_of = _invert(self._buckets, len(self._slots))
         self._overlap = Overlap(self._bucket_of, len(self._buckets))
-        self._placements: list[Placements] = [None] * len(self._slots)
+        self._placed = [0] * len(self._slots)
         self._contributions = Contributions(layout)
+        self._summed: Mapping[str, torch.Tensor] = {}
         self._extras: torch.Tensor | None = None
         self._group: EpochGroup | None = None
         self._step, self._total = -1, 0
@@ -136,7 +145,7 @@ class Reducer:
         """
         assert not self._pending, f"step {step} begins while step {self._step} is being reduced"
         if self._extras is None:
-            self._layout.freeze(len(self._slots))
+            self._layout.freeze(self._flags)
             device = self._buckets[0].flat.device
             self._extras = torch.zeros(self._layout.numel, dtype=torch.float64, device=device)
         if self._entry_whole:
@@ -156,7 +165,7 @@ class Reducer:
         """
         self._clear_gradients()
         self._microbatches.append(k)
-        self._overlap.begin_microbatch(last and self._group is not None)
+        self._overlap.begin_microbatch(last and self._group is not None and self._may_overlap)
 
     def contribute(self, name: str, value: torch.Tensor | float) -> None:
         """Add to a declared extra of this step; see `Contributions.add` for shapes and errors."""
@@ -174,17 +183,21 @@ class Reducer:
     def reduce(self, ready: int, timeout_s: float) -> Outcome:
         """Launch what is not launched yet, and wait for all of it.
 
+        All ranks of a group call it equally often, whatever became of their buckets: it begins with their common sum.
+
         Args:
             ready: Number of the epoch this member's ranks are ready for, or 0.
             timeout_s: Bound on the wait, in seconds.
 
         Raises:
             NotTraining: microbatches were computed here and no gradient arrived.
+            Apart: another rank of this group is gone.
             GroupFailed: the group cannot finish; also for anything that went wrong inside a hook, then with
                 `local` set and the original exception as its cause.
         """
         until = time.monotonic() + timeout_s
         self._overlap.stop()
+        self._summed = self._within.sum(self._layout, self._contributions.sums)
         self._clear_gradients()
         self._check_training()
         if self._failure is None:
@@ -321,8 +334,8 @@ class Reducer:
         assert self._group is not None and self._extras is not None
         self._entry_whole = False
         presence = [slot.parameter.grad is not None for slot in self._slots]
-        part = Part(self._step, self._microbatches, presence, ready, self._again, self._settings())
-        pack(self._layout, part, self._contributions.of_slot(self._group.slot), self._extras)
+        part = Part(self._step, self._microbatches, presence, ready, self._again, self._placed, self._settings())
+        pack(self._layout, part, self._contributions.of_slot(self._group.slot, self._summed), self._extras)
         self._pending.append(self._group.all_reduce(self._extras))
 
     def _local_gradient(self, i: int) -> torch.Tensor | None:
@@ -331,7 +344,7 @@ class Reducer:
             return None
         if gradient.layout != torch.strided:
             raise TypeError(f"the gradient of {self._slots[i].name} is {gradient.layout}: it must be dense")
-        self._placements[i] = placements_of(gradient)
+        self._placed[i] = encode(self._slots[i].name, gradient, self._slots[i].parameter)
         return local_tensor(gradient)
 
     def _finish(self) -> Outcome:
@@ -386,7 +399,8 @@ class Reducer:
             targets.append(local)
             sources.append(view)
         else:
-            parameter.grad = as_gradient(view.clone() if copy is None else copy, parameter, self._placements[i])
+            placements = decode(self._outcome.total.placed[i], parameter)
+            parameter.grad = as_gradient(view.clone() if copy is None else copy, parameter, placements)
 
     def _give_up_buffer(self, position: int) -> None:
         if position < len(self._buckets):

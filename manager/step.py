@@ -48,8 +48,8 @@ class Step:
     def microbatches(self) -> Iterator[int]:
         """My share, one index after another; it grows if a peer is lost during the step.
 
-        Before each one the random state is set from (seed, step, microbatch, rank), and when the iteration ends from
-        (seed, step, rank). Leaving it by exhaustion means: reduced, voted, committed.
+        Before each one the random state is set from (seed, step, microbatch, place), and when the iteration ends from
+        (seed, step). Leaving it by exhaustion means: reduced, voted, committed.
         """
         while True:
             share = self.share()
@@ -75,7 +75,7 @@ class Step:
             raise LoopError(f"step {self.index}: microbatch {k} is not in this group's share {list(self._open)}")
         self._entered = True
         self._manager.entered(self, k, last)
-        seed_microbatch(self._manager.seed, self.index, k, self._manager.rank)
+        seed_microbatch(self._manager.seed, self.index, k, self._manager.place.index)
 
     def reduce(self) -> bool:
         """Reduces what was computed and votes.
@@ -104,7 +104,7 @@ class Step:
         self._check_untouched()
         self._reduced = self._manager.commit(self)
         self._committed = True
-        seed_apply(self._manager.seed, self.index, self._manager.rank)
+        seed_apply(self._manager.seed, self.index)
 
     # ------------------------------------------------------------ extras
 
@@ -130,7 +130,7 @@ class Step:
         self._manager.agree(name, value)
 
     def contribute(self, name: str, value: torch.Tensor | float) -> None:
-        """Adds to a declared extra; the sum over all groups stands in `reduced` after the inner loop.
+        """Adds to a declared extra; the sum over all places of all groups stands in `reduced` after the inner loop.
 
         Raises:
             KeyError: for a name that was not declared.

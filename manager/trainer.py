@@ -13,6 +13,7 @@ from lightkeeper.errors import UsageError
 from lightkeeper.manager import local
 from lightkeeper.manager.averages import EXTRA
 from lightkeeper.manager.before import Part
+from lightkeeper.manager.client import EpochKeys
 from lightkeeper.manager.entries import entry_in
 from lightkeeper.manager.fingerprint import fingerprint, settings_hash, signature
 from lightkeeper.manager.fold import chosen_reducer
@@ -22,6 +23,7 @@ from lightkeeper.manager.joining import WAIT_S
 from lightkeeper.manager.rank import JobStopped, Microbatches
 from lightkeeper.manager.reducer import NotTraining
 from lightkeeper.manager.step import LoopError, Step
+from lightkeeper.manager.within import form_within
 from lightkeeper.words import say
 
 
@@ -37,10 +39,15 @@ class Manager(Follower):
             they differ between groups: they are neither copied to a joiner nor compared. BatchNorm's are known.
         average_buffers: patterns of those that all groups shall have alike: each step moves them by the mean
             of what its microbatches changed ("*.running_mean", "*.running_var", "*.num_batches_tracked").
+        place: which part of every microbatch this rank computes, for a group of several ranks: ``(index, count)``, or
+            the device mesh (a slice of one) whose ranks split a microbatch; by default each rank has a part of its own.
+            Tensor-parallel ranks of one part say the same: ``place=mesh["dp"]``.
+        sync: when the ranks of a group sum up their gradients: after ``every`` microbatch, or after the ``last`` known
+            one of a step. The runtime switches `fully_shard` and DistributedDataParallel accordingly, and nobody else.
         settings: what the group is told; read from ``LIGHTKEEPER_*`` where not given.
 
     Raises:
-        UsageError: for settings that cannot be right.
+        UsageError: for settings, or a place, that cannot be right.
         ToldError: if the group's manager cannot be started.
     """
 
@@ -185,6 +192,7 @@ class Manager(Follower):
         assert self._reducer is not None
         self._record.computes(k)
         self._enter("compute", step.index, self._record.computed)
+        self._sync.microbatch(last)
         self._reducer.microbatch(k, last)
         if self._averages is not None:
             self._averages.microbatch(self._contribute_buffers)
@@ -227,6 +235,11 @@ class Manager(Follower):
         if not step.live:
             return None  # voted on already: the entry in the buffers is applied
         assert self._plan is not None
+        if self._sync.behind:
+            raise LoopError(
+                f"step {step.index}: with sync='last' the last microbatch of a share must be said to be it: "
+                "step.enter(k, last=True)"
+            )
         if self._averages is not None:
             self._averages.computed(self._contribute_buffers)
         self._enter("reduce", step.index)
@@ -267,7 +280,7 @@ class Manager(Follower):
         self._record.commits(self._outcome)
         self._enter("apply", step.index)
         if self._averages is not None:
-            self._averages.commit(self._outcome.reduced.pop(EXTRA), step.total)
+            self._averages.commit(self._outcome.reduced.pop(EXTRA), step.total * self.place.count)
         return self._outcome.reduced
 
     # ------------------------------------------------------------ the start and the end
@@ -291,15 +304,22 @@ class Manager(Follower):
 
     def _start(self) -> None:
         """Joins the job: waits until the first epoch is activated."""
+        self._enter("join", 0)
+        keys = EpochKeys(self._client, local.OWN_KEYS, "within/")
+        self._within = form_within(
+            self.place, keys, self.rank, self.settings.ranks, self._host, self.settings.start_budget_s
+        )
         self._reducer = chosen_reducer()(
             self._parameters,
             self._layout,
             int(self.settings.bucket_mb * (1 << 20)),
             note=self._record.overlap,
             settings=lambda: settings_hash(self.optimizer),
+            within=self._within,
+            overlap=self._sync.at_hooks,
         )
         self._entries.serve(self._reducer)
-        self._enter("join", 0)
+        self._sync.settle()
         digest = self._registry.fingerprint()
         answer = self._ask(local.Ready(signature=self._signature(), total=self._total(0), fingerprint=digest))
         if answer.verdict == "heal":
@@ -316,6 +336,8 @@ class Manager(Follower):
         found["until"] = str(self._until)
         found["seed"] = str(self.seed)
         found["ranks"] = str(self.settings.ranks)
+        found["place"] = f"{self.place.index} of {self.place.count}"
+        found["sync"] = self._when
         found["bucket_mb"] = str(self.settings.bucket_mb)
         found["reduction"] = type(self._reducer).__name__
         found["registered"] = ", ".join(self._registry.shared)
@@ -349,6 +371,7 @@ class Manager(Follower):
             return
         step.leave()
         assert self._reduced_as is not None
+        self._sync.settle()
         every = self.settings.fingerprint_every
         digest = self._registry.fingerprint() if every and (step.index + 1) % every == 0 else None
         self._record.applied(step, self._reduced_as, digest)
@@ -364,6 +387,8 @@ class Manager(Follower):
         assert self._reducer is not None
         self._reducer.close()
         self._entries.close()
+        if self._within is not None:
+            self._within.close()
         self._client.close()
 
 

@@ -72,6 +72,7 @@ class Gold:
         self.digests, self.losses = traced.digests, traced.losses
         self.weights: list[float] = traced.all("done")[0][1]
         self.scalars = traced.all("scalars")
+        self.norms = traced.all("norm")
 
 
 @dataclass

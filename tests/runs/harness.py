@@ -30,6 +30,8 @@ from lightkeeper.errors import RunFolderError
 from lightkeeper.events import schema
 from lightkeeper.events.pretty import line
 from lightkeeper.events.reader import read_run
+from lightkeeper.manager.folders import SOCKET, make_folder
+from lightkeeper.manager.spawn import PARENT_VARIABLE, SOCKET_VARIABLE
 
 T = TypeVar("T", bound=schema.Event)
 
@@ -41,7 +43,16 @@ TOKEN = "a-token-for-tests"
 POLL_S = 0.02
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch", "torch._dynamo", "lightkeeper.manager.trainer", "lightkeeper.manager.gloo"])
+_processes.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "lightkeeper.manager.trainer",
+        "lightkeeper.manager.gloo",
+    ]
+)
 
 
 def port_below_ephemeral() -> int:
@@ -151,6 +162,50 @@ class Job:
         assert child.pid is not None
         self.started.add(child.pid)
         return child
+
+    def start_ranks(
+        self,
+        group: str,
+        ranks: int = 2,
+        fault: str = "",
+        settings: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[bytes]:
+        """Starts one group of several ranks: its manager, known by the group's name, and ranks named ``g0.1``.
+
+        Args:
+            group: name of the group.
+            ranks: their number.
+            fault: as in ``LIGHTKEEPER_FAULT``.
+            settings: fields of `Settings` that differ from the job's.
+            options: of `loops.run`.
+        """
+        name = group
+        while name in self.launchers:
+            name += "-again"
+        socket_path = make_folder() / SOCKET
+        given = {"ranks": ranks, **(settings or {})}
+        environment = self._group_environment(group, fault, given, {SOCKET_VARIABLE: str(socket_path)})
+        with self.output(name).open("wb") as output:
+            manager = subprocess.Popen(
+                [sys.executable, "-m", "lightkeeper.manager.main"],
+                stdout=output, stderr=subprocess.STDOUT, env={**environment, PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,
+            )  # fmt: skip
+        self.launchers[name] = manager
+        self.started.add(manager.pid)
+        self.until(socket_path.exists, f"the manager of {group}", 20)
+        meet = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_below_ephemeral())}
+        for rank in range(ranks):
+            options = {"loop": "sharded", **options, "trace": str(self.folder / f"trace-{name}.{rank}")}
+            own = {**environment, **meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            where = str(self.output(f"{name}.{rank}"))
+            child = _processes.Process(target=_trainer, args=(options, own, where), name=f"{name}.{rank}")
+            child.start()
+            self.trainers[f"{name}.{rank}"] = child
+            assert child.pid is not None
+            self.started.add(child.pid)
+        return manager
 
     def start_all(
         self, count: int = 3, fault: str = "", only: dict[str, dict[str, Any]] | None = None, **options: Any
@@ -370,7 +425,7 @@ def run_gold(folder: Path, options: dict[str, Any]) -> Gold:
     path = folder / "trace-gold"
     child = _processes.Process(
         target=_trainer,
-        args=({**options, "loop": "gold", "trace": str(path)}, dict(os.environ), str(folder / "gold.out")),
+        args=({"loop": "gold", **options, "trace": str(path)}, dict(os.environ), str(folder / "gold.out")),
     )
     child.start()
     child.join(60)

@@ -61,10 +61,12 @@ class Trace:
     def __call__(self, kind: str, *values: Any) -> None:
         os.write(self._file, (json.dumps([kind, time.monotonic(), *values]) + "\n").encode())
 
-    def applied(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loss: float) -> None:
-        """A step has been applied."""
+    def applied(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loss: float, of: Any = None
+    ) -> None:
+        """A step has been applied; `of` digests the state if it is not held whole here."""
         self._most = max(self._most, descriptors()) if step < 2 else self._most
-        self("applied", step, digest(model, optimizer), loss)
+        self("applied", step, (of or digest)(model, optimizer), loss)
 
     def done(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """The script's end: nothing that the run opened after its first steps may still be open.
@@ -161,7 +163,7 @@ def gold(o: dict[str, Any]) -> None:
             loss = forward(model, step, k)
             (loss / total).backward()
             whole += float(loss.detach() / total)
-        randomness.seed_apply(o["seed"], step, 0)
+        randomness.seed_apply(o["seed"], step)
         optimizer.step()
         if schedule is not None:
             schedule.step()
@@ -308,7 +310,18 @@ def healing(o: dict[str, Any]) -> None:
     trace.done(model, optimizer)
 
 
+def sharded(name: str) -> Callable[[dict[str, Any]], None]:
+    def run_it(o: dict[str, Any]) -> None:
+        import sharded_loops  # imports what only these need
+
+        getattr(sharded_loops, name)(o)
+
+    return run_it
+
+
 LOOPS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "sharded": sharded("train"),
+    "sharded-gold": sharded("gold"),
     "gold": gold,
     "train": train,
     "plain_calls": plain_calls,

@@ -19,6 +19,7 @@ def test_faults_are_read_in_order() -> None:
     assert parse_faults("kill:g1:reduce:3,freeze-tree:g0:vote:12") == (
         Fault("kill", "g1", "reduce", 3), Fault("freeze-tree", "g0", "vote", 12),
     )  # fmt: skip
+    assert parse_faults("kill:g1/2:reduce:3") == (Fault("kill", "g1", "reduce", 3, rank=2),)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,6 +36,8 @@ BAD = [
     "kill:g0:reduce:x",
     "kill:g0:reduce:-1",
     "a:b:c:d:e",
+    "kill:g0/x:reduce:3",
+    "kill:/1:reduce:3",
 ]
 
 
@@ -43,7 +46,7 @@ def test_anything_else_is_refused_with_what_is_expected(text: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_faults(f"kill:g0:reduce:3,{text}")
     line = str(raised.value)
-    assert f"LIGHTKEEPER_FAULT={text!r}: expected KIND:GROUP:PHASE:STEP" in line and "\n" not in line
+    assert f"LIGHTKEEPER_FAULT={text!r}: expected KIND:GROUP[/RANK]:PHASE:STEP" in line and "\n" not in line
     assert "kill-tree" in line and "closing" in line
 
 

@@ -1,0 +1,64 @@
+"""Groups of several ranks, sharded and split in the ways a group may be: killed, healed, replayed, bit-equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import Job
+from sharded_facts import check, near, replayed
+
+from lightkeeper.events import schema
+
+STEPS, AT = 40, 5
+SAMPLES = 6 * 4  # of a step, whoever computes them
+PARTS = {"fsdp": 2, "tp": 1, "hsdp": 4, "fsdp-tp": 2}
+RANKS = {"fsdp": 2, "tp": 2, "hsdp": 4, "fsdp-tp": 4}
+
+
+def start(job: Job, count: int, layout: str, fault: str = "", **options: Any) -> dict[str, Any]:
+    """A lighthouse and groups alike; slow steps until the test hurries them."""
+    job.settings["groups"] = count
+    job.start_lighthouse()
+    given = {"layout": layout, "hurry": str(job.folder / "hurry"), "delay": 0.03, **options}
+    for i in range(count):
+        job.start_ranks(f"g{i}", RANKS[layout], fault, **given)
+    return given
+
+
+def killed_and_healed(job: Job, gold, layout: str, victim: int, **options: Any) -> None:
+    """Rank `victim` of one of two groups dies inside a reduce; its group comes back."""
+    ranks = RANKS[layout]
+    fault = f"kill:g1/{victim}:reduce:{AT}"
+    given = start(job, 2, layout, fault, **{"steps": STEPS, **options})
+    job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1")
+    job.start_ranks("g1", ranks, **given)
+    for rank in range(ranks):
+        job.wait_for(schema.Rejoined, group="g1", rank=rank)
+    job.hurry()
+    facts = job.finish()
+    check(facts, given["steps"], ranks, {"g0", "g1-again"})
+    assert facts.codes["g1"] == 137 and all(facts.codes[f"g1.{rank}"] == -9 for rank in range(ranks))
+    hit = facts.one(schema.FaultInjected)
+    assert (hit.group, hit.phase, hit.step, hit.process) == ("g1", "reduce", AT, f"rank g1/{victim}")
+    assert facts.lost.keys() == {"g1"} and f"rank {victim} was killed by SIGKILL" in facts.lost["g1"].cause
+    assert not facts.all(schema.UserError) and not facts.all(schema.Diverged)
+    assert {e.rank for e in facts.all(schema.Healed)} == set(range(ranks))
+    followed = replayed(facts, "g1-again", ranks)
+    first = facts.all(schema.Rejoined)[0].step
+    joined = [c for c in facts.all(schema.Committed, group="g1", rank=0) if c.step >= first]
+    assert followed and joined[0].live and not joined[0].microbatches  # its first step as a member has no share
+    plain = gold(loop="sharded-gold", steps=given["steps"], parts=PARTS[layout])
+    for name in ("g0.0", "g1-again.1"):
+        near(facts, plain, name, SAMPLES)
+
+
+@pytest.mark.parametrize(("layout", "victim"), [("fsdp", 1), ("tp", 0)])
+def test_two_groups_of_two(job: Job, gold, layout: str, victim: int) -> None:
+    killed_and_healed(job, gold, layout, victim)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("layout", "victim"), [("hsdp", 2), ("fsdp-tp", 1)])
+def test_two_groups_of_four(job: Job, gold, layout: str, victim: int) -> None:
+    killed_and_healed(job, gold, layout, victim)

@@ -1,0 +1,79 @@
+"""The ranks of one group among themselves: places and common sums."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from torch_workers import in_threads, local_groups
+
+from lightkeeper.errors import UsageError
+from lightkeeper.manager.extras import ExtrasLayout
+from lightkeeper.manager.within import Apart, Place, Within, place_of
+
+
+def layout() -> ExtrasLayout:
+    made = ExtrasLayout()
+    made.declare("loss")
+    made.declare("load", (2,), torch.float32)
+    made.declare("tokens", (), torch.int64)
+    return made
+
+
+def number(value: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
+def test_every_place_counts_once_and_who_contributes_nothing_counts_as_zero():
+    extras = layout()
+    sums = [
+        {"loss": number(1.5), "tokens": number(2**52, torch.int64)},
+        {"loss": number(1.5), "tokens": number(2**52, torch.int64)},  # the same place as rank 0
+        {"load": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+        {"load": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+    ]
+    with local_groups(4) as groups:
+        places = [Place(rank // 2, 2) for rank in range(4)]
+        made = in_threads(*(lambda r=r: Within(places[r], groups[r], 20.0) for r in range(4)))
+        found = in_threads(*(lambda r=r: made[r].sum(extras, sums[r]) for r in range(4)))
+        most = in_threads(*(lambda r=r: made[r].most(r * 3) for r in range(4)))
+    assert most == [9] * 4
+    for total in found:
+        assert total["loss"] == 1.5 and total["tokens"] == 2**52 and total["load"].tolist() == [1.0, 2.0]
+
+
+def test_places_that_leave_a_part_out_are_refused():
+    with local_groups(2) as groups, pytest.raises(UsageError, match="rank 0: 0 of 2, rank 1: 0 of 2"):
+        in_threads(*(lambda g=g: Within(Place(0, 2), g, 20.0) for g in groups))
+
+
+def test_a_rank_that_is_gone_is_named():
+    extras = layout()
+    with local_groups(2) as groups:
+        made = in_threads(*(lambda r=r: Within(Place(r, 2), groups[r], 20.0) for r in range(2)))
+        groups[1].abort("dies")
+        with pytest.raises(Apart, match="are apart"):
+            made[0].sum(extras, {})
+
+
+def test_a_group_of_one_sums_nothing():
+    sums = {"loss": number(1.0)}
+    assert Within().sum(layout(), sums) is sums and Within().most(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "ranks", "place"),
+    [(None, 1, 4, Place(1, 4)), ((0, 1), 1, 2, Place(0, 1)), ((1, 2), 3, 4, Place(1, 2))],
+)
+def test_places(given, rank, ranks, place):
+    assert place_of(given, rank, ranks) == place
+
+
+@pytest.mark.parametrize("given", [(2, 2), (-1, 2), (0, 3), (0, 0)])
+def test_places_that_cannot_be(given):
+    with pytest.raises(UsageError, match="index < count"):
+        place_of(given, 0, 2)
