@@ -62,6 +62,8 @@ class Answers:
         self.attempt = 0
         self.errors: dict[int, local.RankError] = {}
         self.exits: dict[int, int | None] = {}
+        self.victims: dict[int, local.RankError] = {}  # ranks whose collectives broke, while nobody knows why
+        self._broke_s = 0.0
         self.failed_epoch: int | None = None
         self.suspended = False
         self._ask_members_s = 0.0

@@ -5,12 +5,18 @@ What can be said of the end is said before anything is killed.
 
 from __future__ import annotations
 
+from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import exits, local
-from lightkeeper.manager.actions import Action, End, Kill, Tell
+from lightkeeper.manager.actions import Action, End, Kill, Note, Tell
 from lightkeeper.manager.answers import Answers, RankView
 from lightkeeper.manager.briefly import briefly
 from lightkeeper.manager.exits import describe_exit
+
+CAUSE_S_MAX = 1.0  # within which the rank shows whose end broke the collectives of the others
+
+
+CAUSE_S_MAX = 1.0  # within which the rank shows whose end broke the collectives of the others
 
 
 class Ends(Answers):
@@ -38,7 +44,43 @@ class Ends(Answers):
             return self._end(code, self.stopped.reason if self.stopped else self.leaving)
         if done and self.stopped is not None and not self.stopped.ok and rank not in self.errors:
             return self._finish(exits.STOPPED, self.stopped.reason)
+        if rank in self.victims:
+            return []  # whose end broke its collectives shows soon
         return self._died(rank, exit_code, view)
+
+    def _raised(self, rank: int, error: local.RankError, now: float) -> list[Action]:
+        """An exception is about to end a rank: the user's bug, unless another rank's end is its cause."""
+        done = self.ending is not None or self.stopped is not None or self._left()
+        if error.broken and self.settings.ranks > 1:
+            if done or self.errors:
+                return []
+            self._broke_s = now if not self.victims else self._broke_s
+            self.victims[rank] = error
+            return self._came_apart() if len(self.victims) == self.settings.ranks else []
+        if self.ending is not None:
+            return []
+        first = not self.errors
+        self.errors[rank] = error
+        self._raised_s = now
+        note = Note(
+            schema.UserError(
+                group=self.settings.group, rank=rank, step=error.step, type=error.type, message=error.message,
+                traceback=error.traceback,
+            )
+        )  # fmt: skip
+        how = f"raised {error.type}: {briefly(error.message)}"
+        return [note, Tell(self._died_of(rank, error, how))] if first else [note]
+
+    def _cause_overdue(self, now: float) -> bool:
+        """Whether collectives broke, and no rank ended or raised that could be the cause."""
+        return bool(self.victims) and not self.errors and now - self._broke_s > CAUSE_S_MAX
+
+    def _came_apart(self) -> list[Action]:
+        """The ranks of this group lost each other, though none of them died: the network's fault, not the user's."""
+        rank, error = min(self.victims.items())
+        cause = f"rank {rank} lost its connection to the other ranks of the group: {briefly(error.message)}"
+        self.died = m.Died(cause, rank, "", error.step)
+        return [Tell(self.died), *self._finish(1, cause)]
 
     @property
     def owes_word(self) -> bool:

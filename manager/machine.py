@@ -16,7 +16,6 @@ from lightkeeper.lighthouse.names import Epoch
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
-from lightkeeper.manager.briefly import briefly
 from lightkeeper.manager.outages import Outages
 
 ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
@@ -241,14 +240,7 @@ class GroupMachine(Outages):
                 self.unbuilt = m.Unbuilt(self.prepared[-1].epoch, f"rank {rank}: {message.error}")
                 actions.append(Tell(self.unbuilt))
         elif isinstance(message, local.RankError):
-            self.errors[rank] = message
-            self._raised_s = now
-            note = schema.UserError(
-                group=self.settings.group, rank=rank, step=message.step, type=message.type,
-                message=message.message, traceback=message.traceback,
-            )  # fmt: skip
-            how = f"raised {message.type}: {briefly(message.message)}"
-            actions += [Note(note), Tell(self._died_of(rank, message, how))]
+            actions += self._raised(rank, message, now)
         elif isinstance(message, local.AskLeave):
             self.leaving = self.leaving or message.reason
             actions.append(Tell(m.Leave(message.reason)))
@@ -285,6 +277,8 @@ class GroupMachine(Outages):
         actions += self._beat_if_due(now)
         if self.errors and now - self._raised_s > ENDS_S_MAX:
             return actions + self._finish(1, "a rank that raised did not end")
+        if self._cause_overdue(now):
+            return actions + self._came_apart()
         budget_s = self.settings.outage_budget_s if self.known is not None else self.settings.start_budget_s
         waited_s = max((now - since for since in self.waiting.values()), default=0.0)
         if not self.in_touch and waited_s > self._say_after_s:

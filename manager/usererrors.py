@@ -1,18 +1,28 @@
-"""An exception that starts in the user's code is the user's bug: told to the manager before it ends this rank."""
+"""An exception that starts in the user's code is the user's bug: told to the manager before it ends this rank.
+
+A collective of the group's own fails in the user's code as well when another of its ranks dies. Which of the two it is,
+the manager finds out; here is only seen what kind of exception it is.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+import torch.distributed as dist
+
 from lightkeeper.errors import ToldError
 from lightkeeper.manager import local
+from lightkeeper.manager.within import Apart
 from lightkeeper.words import say
 
 TEXT_CHARS_MAX = 16_384
+CHAIN_MAX = 16
+_BROKEN = re.compile(r"gloo/transport|gloo::IoException|Connection (closed|reset) by peer|NCCL (error|communicator)")
 _previous = sys.excepthook
 
 
@@ -38,6 +48,7 @@ def report_exceptions(
                     message=str(error)[:TEXT_CHARS_MAX],
                     where=innermost(trace),
                     traceback=text[-TEXT_CHARS_MAX:],
+                    broken=is_broken(error),
                 )
             )
         if told:  # one line, no traceback
@@ -46,6 +57,19 @@ def report_exceptions(
             _previous(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def is_broken(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it was raised from, is that of a collective whose connection broke."""
+    for _ in range(CHAIN_MAX):
+        if error is None:
+            return False
+        if isinstance(error, Apart | dist.DistError):
+            return True
+        if isinstance(error, RuntimeError) and _BROKEN.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def innermost(trace: TracebackType | None) -> str:
