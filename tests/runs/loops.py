@@ -46,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "replay_delay": 0.0,
     "die_in": "",
     "batch_norm": False,
+    "facts": "",
 }
 
 
@@ -85,7 +86,9 @@ def run(options: dict[str, Any]) -> None:
     options = {**DEFAULTS, **options}
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    LOOPS[options["loop"]](options)
+    from training import LOOPS as MORE  # it takes its parts from here
+
+    {**LOOPS, **MORE}[options["loop"]](options)
 
 
 # ---------------------------------------------------------------- the model
