@@ -101,21 +101,24 @@ def test_a_group_without_a_share_follows_scaler_and_tokens(job: Job, gold, count
         EVERYTHING,
         pytest.param("tokens chunked checkpoint cosine", marks=pytest.mark.long),
         pytest.param("tokens reentrant amax clip", marks=pytest.mark.long),
-        pytest.param("tokens compile=inductor clip", marks=pytest.mark.long),
+        pytest.param("compile=aot_eager clip", marks=pytest.mark.long),
     ],
 )
 def test_a_group_comes_back_into_all_of_it(job: Job, gold, words: str) -> None:
     """A ramp of the batch goes on meanwhile, across the kill and across the return."""
     steps, ramp = 150, [4, 5, 6, 7, 8, 3]
-    job.start_healing(3, fault=f"kill:g2:before:{AT}", loop="training", facts=words, steps=steps, microbatches=ramp)
+    phase = "before" if "tokens" in words else "reduce"
+    job.start_healing(3, fault=f"kill:g2:{phase}:{AT}", loop="training", facts=words, steps=steps, microbatches=ramp)
     job.return_of("g2")
     job.await_rejoin("g2")
     facts = job.finish(within_s=60)
     facts.check_healed(steps, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ("g0", "g1", "g2"))
-    facts.fault("kill", "before", "g2", AT)
+    facts.fault("kill", phase, "g2", AT)
     again = facts.traces["g2-again"]
     healed, rejoined = facts.one(schema.Healed), facts.one(schema.Rejoined)
-    assert again.all("counted") and min(s for s, _ in again.all("counted")) > rejoined.step >= healed.step
+    assert rejoined.step >= healed.step
+    if "tokens" in words:
+        assert again.all("counted") and min(s for s, _ in again.all("counted")) > rejoined.step
     assert {s: before for s, _, before, _ in again.all("tally")}.items() <= {
         s: before for s, _, before, _ in facts.traces["g0"].all("tally")
     }.items()
