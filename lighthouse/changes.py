@@ -180,23 +180,29 @@ class Changes(Joins):
         return "; ".join(f"{', '.join(_few(names))} {reason}" for reason, names in why.items())
 
     def _count_recovery(self) -> list[Action]:
-        """Three recoveries in a row without a commit: leave out whom most failures name, then stop."""
+        """Three recoveries in a row without a commit: leave out whom most failures name, then stop.
+
+        Also if too few would be left: they would wait for somebody who can only fail again.
+        """
         self.recoveries_without_commit += 1
         if self.recoveries_without_commit <= RECOVERIES_MAX or self.newest is None:
             return []
-        blamed = most_blamed(self.suspects, self.newest.groups)
-        if blamed is None or len(self.newest.groups) == 1:
+        blamed = most_blamed(self.suspects, self.own_failures, self.newest.groups, RECOVERIES_MAX)
+        fewest = 1 if self.config is None else max(1, self.config.minimum)
+        if blamed is None or len(self.newest.groups) <= fewest:
             return self._stop(
                 f"{RECOVERIES_MAX} recoveries in a row without a commit; first cause: {self.first_failure}",
                 ok=False,
             )
         group = self.groups[blamed]
+        how = "alone the cause of" if blamed in self.own_failures else "named by most of"
         group.gone = Gone(
-            f"named by most of {RECOVERIES_MAX} failed recoveries; first cause: {self.first_failure}",
+            f"{how} {RECOVERIES_MAX} failed recoveries; first cause: {self.first_failure}",
             "failures",
         )
         self.recoveries_without_commit = 0
         self.suspects.clear()
+        self.own_failures.clear()
         return [self._lost_note(group), *self._fence(group, group.gone.cause), *self._consider(self._ticked_s)]
 
     # ------------------------------------------------------------ planned changes

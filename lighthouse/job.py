@@ -117,6 +117,7 @@ class Job:
         self.activation: m.Activate | None = None
         self.recoveries_without_commit = 0
         self.suspects: Counter[str] = Counter()
+        self.own_failures: Counter[str] = Counter()  # of those who named nobody but themselves
         self.first_failure = ""
         self.errors: dict[str, m.UserError] = {}
         self.stopped: m.Stop | None = None

@@ -345,6 +345,7 @@ class JobMachine(Changes):
         """The newest epoch has committed something."""
         self.recoveries_without_commit, self.first_failure = 0, ""
         self.suspects.clear()
+        self.own_failures.clear()
 
     def _promise(self, group: Group, promise: m.Promise, now: float) -> list[Action]:
         if self.recovery is None or promise.epoch != self.recovery.epoch or group.name not in self.recovery.asked:
@@ -374,7 +375,8 @@ class JobMachine(Changes):
             return actions
         group.failed = failed
         self._shows(failed.epoch)
-        self.suspects.update(failed.suspects)
+        self.suspects.update(name for name in failed.suspects if name != group.name)
+        self.own_failures.update(name for name in failed.suspects if name == group.name)
         self.first_failure = self.first_failure or f"{group.name}: {failed.error}"
         return actions
 

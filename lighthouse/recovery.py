@@ -158,8 +158,19 @@ def conclude(
     )
 
 
-def most_blamed(suspects: Counter[str], among: Sequence[str]) -> str | None:
-    """The group that most failures name, if one stands out."""
+def most_blamed(suspects: Counter[str], own: Counter[str], among: Sequence[str], times: int) -> str | None:
+    """The group to leave out after failures in a row, if one stands out.
+
+    Args:
+        suspects: how often groups were named by others.
+        own: how often groups failed and named nobody but themselves.
+        among: the members.
+        times: number of failures in a row: who alone failed by itself, and that often, stands out.
+    """
+    if len(own) == 1:
+        ((group, count),) = own.items()
+        if count >= times and group in among:
+            return group
     ranked = [(count, group) for group, count in suspects.items() if group in among]
     ranked.sort(key=lambda item: (-item[0], item[1]))
     if not ranked or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):

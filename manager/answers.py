@@ -76,7 +76,7 @@ class Answers:
         self.in_touch = False
         self.died: m.Died | None = None  # how this group ended, for a lighthouse that has yet to be told
         self.death_known = False
-        self.suspects: tuple[str, ...] = ()  # whose connection broke in the newest failed reduce
+        self.suspects: tuple[str, ...] = ()  # as in the vote of the newest failed reduce
         self.failure = ""  # what that reduce failed of, briefly
         self.standby = ""  # what the lighthouse that was reached last answered, if it does not take this group in
         self.leaving = ""

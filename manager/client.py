@@ -153,11 +153,11 @@ class ManagerClient:
         try:
             key = answers.get(timeout=timeout_s + 2 * BEAT_S)
         except queue.Empty:
-            raise GroupFailed(f"no rendezvous key within {timeout_s:.0f} s") from None
+            raise GroupFailed(f"no rendezvous key within {timeout_s:.0f} s", waited=True) from None
         finally:
             self._keys.pop(request, None)
         if key.error:
-            raise GroupFailed(f"rendezvous: {key.error}")
+            raise GroupFailed(f"rendezvous: {key.error}", waited=True)
         return key.value
 
     def _listen(self) -> None:

@@ -279,7 +279,7 @@ class _GlooReduction:
                 raise self._group.failure(self._what, None)
             elif left <= _WAIT_SLICE_S:
                 text = f"{self._what} of {self._group.name} unfinished after {timeout_s:.1f} s"
-                raise GroupFailed(text, suspects=self._group.suspects())
+                raise GroupFailed(text, suspects=self._group.suspects(), waited=True)
         if self._failed is not None:
             raise self._failed
 
@@ -349,10 +349,12 @@ class FormGloo:
             text = f"building {self._name} aborted: {self._interrupted}"
             return GroupFailed(text, aborted=self._interrupted)
         if isinstance(cause, GroupFailed):  # anew: its traceback would keep the constructor's frames and sockets
-            return GroupFailed(str(cause), local=cause.local, suspects=cause.suspects, aborted=cause.aborted)
+            return GroupFailed(
+                str(cause), local=cause.local, suspects=cause.suspects, aborted=cause.aborted, waited=cause.waited
+            )
         text = str(cause).partition("\n")[0]
         local = not isinstance(cause, TimeoutError) and _TRANSPORT_ERROR.search(text) is None
-        failure = GroupFailed(f"building {self._name} failed: {text}", local=local)
+        failure = GroupFailed(f"building {self._name} failed: {text}", local=local, waited=not local)
         if local:
             failure.add_note("".join(traceback.format_exception(cause)))
         return failure

@@ -24,12 +24,20 @@ class GroupFailed(RuntimeError):
             peer's death.
         suspects: Slots whose connection to this one broke and that are gone, else the one whose broke first.
         aborted: The reason given to `abort()`, or None if nobody aborted.
+        waited: True if nothing broke, and the others did not come in time.
     """
 
     def __init__(
-        self, message: str, *, local: bool = False, suspects: tuple[int, ...] = (), aborted: str | None = None
+        self,
+        message: str,
+        *,
+        local: bool = False,
+        suspects: tuple[int, ...] = (),
+        aborted: str | None = None,
+        waited: bool = False,
     ) -> None:
         super().__init__(message)
+        self.waited = waited
         self.local = local
         self.suspects = suspects
         self.aborted = aborted

@@ -35,7 +35,7 @@ def group_state(machine: GroupMachine, phase: str, at: str, now: float) -> Any:
         away_ms=0 if machine.in_touch else round((now - machine.away_since) * 1000),
         lighthouse=machine.settings.lighthouse,
         waiting_ms=round(max((now - since for since in machine.waiting.values()), default=0.0) * 1000),
-        suspects=machine.suspects,
+        suspects=[name for name in machine.suspects if name != machine.settings.group],
         standby=machine.standby,
         over=machine.ending or "",
         promised=machine.promised,

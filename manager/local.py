@@ -64,7 +64,7 @@ class Vote(Message, frozen=True, kw_only=True):
         next_total: microbatches of the step after it; 0 if the run ends there.
         activates: number of the prepared epoch whose ready flag every member carries in this entry, 0 if none.
         error: why it failed.
-        suspects: groups whose connection broke; the own group if the error is local.
+        suspects: groups whose connection broke; the own group if it failed here and no connection broke.
     """
 
     epoch: int

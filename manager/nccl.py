@@ -102,7 +102,7 @@ class _NcclReduction:
             if self._group.aborted is not None:
                 raise self._group.failure(self._what, None)
             if time.monotonic() >= until:
-                raise GroupFailed(f"{self._what} of {self._group.name} unfinished after {timeout_s:.1f} s")
+                raise GroupFailed(f"{self._what} of {self._group.name} unfinished after {timeout_s:.1f} s", waited=True)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_MAX_S)
         if self._group.aborted is not None:
@@ -149,4 +149,6 @@ class FormNccl:
         if isinstance(cause, GroupFailed):
             return cause
         local = not isinstance(cause, TimeoutError | dist.DistBackendError)
-        return GroupFailed(f"building {self._name} failed: {str(cause).partition(chr(10))[0]}", local=local)
+        return GroupFailed(
+            f"building {self._name} failed: {str(cause).partition(chr(10))[0]}", local=local, waited=not local
+        )

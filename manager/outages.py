@@ -95,8 +95,9 @@ class Outages(Votes):
 
     def _why_it_stands(self) -> str:
         """For a person who reads the log of any rank while no lighthouse is there to decide."""
-        broke = f"the connection to {', '.join(self.suspects)} broke, and " if self.suspects else ""
-        if self.failure and not self.suspects:
+        others = [name for name in self.suspects if name != self.settings.group]
+        broke = f"the connection to {', '.join(others)} broke, and " if others else ""
+        if self.failure and not others:
             broke = "a reduce failed, and "
         if not self.suspended:
             return f"{broke}{self._away()}{self._also_unheard()}"

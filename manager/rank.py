@@ -146,6 +146,8 @@ class Rank:
         assert self._plan is not None and self._reducer is not None
         members = self._plan.members
         suspects = tuple(members[slot] for slot in getattr(error, "suspects", ()) if slot < len(members))
+        if not suspects and isinstance(error, GroupFailed) and error.aborted is None and not error.waited:
+            suspects = (self.settings.group,)  # it failed here, and nobody's connection broke
         self._record.failed()
         return local.Vote(
             epoch=self._plan.epoch,

@@ -254,6 +254,33 @@ def test_three_recoveries_without_a_commit_and_nobody_to_blame_stop_with_the_fir
     )
 
 
+def test_who_alone_fails_by_itself_every_time_is_left_out_whomever_the_others_name() -> None:
+    """Its abort breaks the others' connections, and they name each other for it."""
+    world = World()
+    world.start()
+    three_failed_recoveries(world, g1=("g1",), g0=("g2",), g2=("g0",))
+    assert "alone the cause of 3 failed recoveries; first cause: g1: g1 lost its connection" in world.reason("g1")
+    world.promise("g0", 4)
+    world.promise("g2", 4)
+    assert world.newest.groups == ("g0", "g2")
+
+
+def test_if_all_fail_by_themselves_the_job_stops_with_the_first_cause() -> None:
+    world = World()
+    world.start()
+    three_failed_recoveries(world, g1=("g1",), g0=("g0",), g2=("g2",))
+    (stop,) = world.told("g0", m.Stop)
+    assert not stop.ok and "without a commit; first cause: g1: g1 lost its connection" in stop.reason
+
+
+def test_nobody_is_left_out_if_too_few_would_be_left() -> None:
+    world = World(groups=2, minimum=2)
+    world.start()
+    three_failed_recoveries(world, g1=("g1",))
+    (stop,) = world.told("g0", m.Stop)
+    assert not stop.ok and "without a commit; first cause: g1: g1 lost its connection" in stop.reason
+
+
 def test_a_commit_between_makes_the_count_start_over() -> None:
     world = World(groups=2)
     world.start()

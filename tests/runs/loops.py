@@ -354,6 +354,8 @@ class Behaviour:
             self._wrap_reduce(self._vote_late)
         if "transient-every" in self.words:
             self._wrap_reduce(self._transient)
+        if "never-reduces" in self.words:
+            self._never_reduce()
         if "count-collectives" in self.words:
             self._count_collectives()
         if "die-serving" in self.words:
@@ -516,6 +518,20 @@ class Behaviour:
             self._await_donor(step)
             self.trace("transient", step)
             raise GroupFailed("a transient network error")
+
+    def _never_reduce(self) -> None:
+        """From this step on every reduce raises here, before anything is sent; nobody's connection breaks first."""
+        from lightkeeper.manager.reducer import Reducer
+
+        real = Reducer.reduce
+
+        def reduce(reducer: Any, ready: int, timeout_s: float) -> Any:
+            if reducer._step < self.words["never-reduces"]:
+                return real(reducer, ready, timeout_s)
+            self.trace("raised", reducer._step)
+            raise GroupFailed("the network card says no")
+
+        Reducer.reduce = reduce  # type: ignore[method-assign]
 
     def _cut(self) -> None:
         """Cuts this group's connections while a reduce is under way, without anybody's death."""

@@ -8,6 +8,7 @@ from harness import Job, names
 
 from lightkeeper.events import schema
 from lightkeeper.events.reader import seconds_between
+from lightkeeper.lighthouse.changes import RECOVERIES_MAX
 
 LIVE = {"g0", "g1"}
 
@@ -43,6 +44,33 @@ def test_18_commits_between_failures_count_even_if_no_beat_shows_them(job: Job) 
     facts = job.finish()
     facts.check(steps, set(names(3)))
     assert len(facts.traces["g1"].all("transient")) == steps and not facts.lost
+
+
+def test_19_a_group_whose_reduce_always_fails_is_left_out(job: Job, gold) -> None:
+    """It complains, and of nobody but itself: after three recoveries without a commit the others go on without it."""
+    steps, at = 12, 5
+    job.start_all(3, steps=steps, only={"g1": {"behave": f"never-reduces:{at}"}})
+    facts = job.finish()
+    facts.check(steps, {"g0", "g2"}, {"g1": -9})
+    tries = facts.traces["g1"].all("raised")
+    assert tries == [[at]] * len(tries) and RECOVERIES_MAX <= len(tries) <= RECOVERIES_MAX + 2
+    lost = facts.one(schema.GroupLost)
+    assert lost.group == "g1" and lost.detected_by == "failures"
+    assert "the network card says no" in lost.cause and "the network card says no" in facts.said["g1"]
+    assert facts.members[-1] == ("g0", "g2") and max(facts.commits("g1")) == at - 1
+    facts.near(gold(steps=steps), "g0")
+
+
+def test_19_if_the_reduce_of_all_groups_always_fails_the_job_says_why(job: Job) -> None:
+    at = 5
+    job.start_all(3, steps=12, behave=f"never-reduces:{at}")
+    facts = job.finish()
+    stopped = facts.one(schema.JobStopped)
+    assert not stopped.ok and "the network card says no" in stopped.reason
+    assert f"{RECOVERIES_MAX} recoveries in a row without a commit" in stopped.reason
+    for group in names(3):
+        assert "the network card says no" in facts.said[group], group
+        assert facts.codes[group] not in (0, None) and max(facts.commits(group)) == at - 1
 
 
 def test_20_a_cut_connection_costs_one_failed_step_and_one_epoch(job: Job, gold) -> None:
