@@ -96,7 +96,7 @@ class Finished(Event, frozen=True, kw_only=True):
 
 
 class Left(Event, frozen=True, kw_only=True):
-    """The group has left in good order."""
+    """The group has left as it was asked to: in good order (said by its rank), or at once (said by the lighthouse)."""
 
     reason: str = ""
 
@@ -357,6 +357,13 @@ class OperatorFenced(Event, frozen=True, kw_only=True):
     by: str
 
 
+class OperatorDrained(Event, frozen=True, kw_only=True):
+    """The operator has asked this incarnation to leave, within `deadline_s` if that is given; `by`: who, from where."""
+
+    by: str
+    deadline_s: float | None = None
+
+
 class OperatorWordVoid(Event, frozen=True, kw_only=True):
     """The operator's word against this incarnation is set aside: `epoch` is newer, and was formed with it."""
 
@@ -406,7 +413,8 @@ KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
     Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged, SettingsDiffer,
-    FaultInjected, GroupLost, ReduceFailed, Fenced, OperatorFenced, OperatorWordVoid, TookOver, UserError, Unauthorised,
+    FaultInjected, GroupLost, ReduceFailed, Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
+    TookOver, UserError, Unauthorised,
     EventsDropped,
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import STARTED_AGAIN
-from lightkeeper.lighthouse.joins import Joins
+from lightkeeper.lighthouse.leaving import Leaves
 from lightkeeper.lighthouse.names import Epoch, Member, Membership, speeds_in
 from lightkeeper.lighthouse.recovery import (
     Contradiction,
@@ -30,7 +30,7 @@ RECOVERIES_MAX = 3
 NAMED_MAX = 8
 
 
-class Changes(Joins):
+class Changes(Leaves):
     """A job that changes by recoveries and planned changes."""
 
     # ------------------------------------------------------------ what follows from the state
@@ -40,7 +40,7 @@ class Changes(Joins):
         actions: list[Action] = []
         if self.stopped is not None:
             return self._end(now)
-        actions += self._take_over() + self._judge(now)
+        actions += self._let_strangers_go() + self._take_over() + self._judge(now)
         cause = self._cause(now)
         if self.recovery is None and cause is None:
             return actions + self._heal(now) + self._plan(now)
@@ -136,7 +136,7 @@ class Changes(Joins):
             return self._stop(f"the job contradicts itself and must not go on: {error}", ok=False)
         starts = self.newest is None and len(self._joined()) >= self.config.minimum  # the others heal from these
         if len(concluded.members) < self.config.minimum and not starts:
-            return []
+            return self._stand_below_minimum(recovery.asked, now)
         members = tuple(self.groups[name].member() for name in concluded.members)
         base = None if self.newest is None else self.newest.epoch
         membership = Membership(recovery.epoch, members, base, speeds_in([speeds[g] for g in concluded.members]))
@@ -151,7 +151,7 @@ class Changes(Joins):
         )
         left_out = [group for group in self._members() if group.name not in concluded.members]
         self.newest, self.prepared, self.recovery, self.reigns = membership, [], None, True
-        self.unbuilt_s, self.unbuilt_times = None, 0
+        self.unbuilt_s, self.unbuilt_times, self.shrunk = None, 0, False
         self._said_s = now
         actions: list[Action] = [Activated(membership), self._activated_note()]
         actions += self._repeat_activation()
@@ -220,9 +220,7 @@ class Changes(Joins):
         if not leavers and not joiners and not self.prepared:
             return []
         if leavers == set(self.newest.groups):
-            reasons = {g.leaving for g in self._members()}
-            self.told_to_stop = True
-            return self._stop("all groups asked to leave: " + "; ".join(sorted(reasons)), ok=True)
+            return self._stop_as_asked()
         staying = tuple(member for member in self.newest.members if member.group not in leavers)
         members = staying + tuple(group.member() for group in sorted(joiners, key=lambda group: group.name))
         latest = self._planned()
@@ -249,12 +247,13 @@ class Changes(Joins):
         return actions
 
     def _replaces(self, latest: Membership, leavers: set[str]) -> bool:
-        """Whether a planned change under way is worth replacing: it keeps a leaver, or a joiner that is gone."""
+        """Whether a planned change under way is worth replacing: it keeps a leaver, or a joiner that goes."""
         assert self.newest is not None
         gone = [
             member.group
             for member in latest.members
-            if self.newest.slot_of(member.group, member.incarnation) is None and not self._here(member)
+            if self.newest.slot_of(member.group, member.incarnation) is None
+            and (not self._here(member) or self.groups[member.group].leaving)
         ]
         return bool(leavers & set(latest.groups)) or bool(gone)
 
@@ -266,10 +265,11 @@ class Changes(Joins):
         """A member shows that the entries have activated this planned epoch."""
         old, self.newest, self.prepared, self.shown = self.newest, planned, [], planned.epoch
         self.activation, self.unbuilt_s, self.unbuilt_times = None, None, 0
+        self.shrunk = old is not None and len(planned.members) < len(old.members)
         for member in old.members if old else ():
             group = self.groups.get(member.group)
             if group is not None and group.incarnation == member.incarnation and self._member(group.name) is None:
-                group.gone = Gone(f"left: {group.leaving}", "left")
+                self._has_left(group)
         actions: list[Action] = []
         for group in self._members():
             if group.gone is None and group.lost_in >= planned.epoch.number:
@@ -286,7 +286,19 @@ class Changes(Joins):
         )
         return [Activated(planned), note, *actions]
 
+    def _stand_below_minimum(self, asked: frozenset[str], now: float) -> list[Action]:
+        """The recovery waits for more groups, without those who asked to leave; if all of them have, the job ends."""
+        if all(group.leaving or group.gone is not None for group in self._members()) and self.newest is not None:
+            return self._stop_as_asked()
+        let_go = self._let_go_below_minimum(asked)
+        return let_go and let_go + self._consider(now)
+
     # ------------------------------------------------------------ ends
+
+    def _stop_as_asked(self) -> list[Action]:
+        reasons = {group.leaving for group in self._members() if group.leaving}
+        self.told_to_stop = True
+        return self._stop("all groups asked to leave: " + "; ".join(sorted(reasons)), ok=True)
 
     def _nobody_left(self) -> list[Action]:
         if self.newest is None or not self.reigns or self._may_live():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightkeeper.lighthouse.messages import Beat, Failed, Hello, Join, Query
+from lightkeeper.lighthouse.messages import Beat, Drain, Failed, Hello, Join, Query
 from lightkeeper.lighthouse.names import Member, Term
 
 
@@ -16,12 +16,14 @@ class Gone:
         cause: one line for the person on call.
         detected_by: ``manager`` (its own manager said so), ``stream`` (broken), ``lease`` (silent), ``frozen``,
             ``failures`` (named by most failed reduces), ``operator`` or ``left``.
+        late: of one that left: it was asked to and ended before it could hand over its share.
     """
 
     cause: str
     detected_by: str
     phase: str = ""
     step: int = 0
+    late: bool = False
 
 
 @dataclass(slots=True)
@@ -41,6 +43,9 @@ class Group:
         welcomed: the term that it was asked to acknowledge on this stream.
         acknowledged: the highest term of this lighthouse that it has acknowledged.
         lost_in: number of the newest epoch prepared with it when it could not follow on: it cannot switch to that.
+        leaving: why it leaves, once it has asked to.
+        drain: the operator's request that it leaves, to be repeated on a new stream.
+        drain_by_s: until when it may take (monotonic seconds), None if there is no such bound.
         failed: its report that the newest epoch is over, until the next one is activated.
     """
 
@@ -60,6 +65,8 @@ class Group:
     failed: Failed | None = None
     gone: Gone | None = None
     leaving: str = ""
+    drain: Drain | None = None
+    drain_by_s: float | None = None
     told_to_stop: bool = False
     healing: int | None = None
     tries: int = 0

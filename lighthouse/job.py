@@ -123,6 +123,7 @@ class Job:
         self.stopped: m.Stop | None = None
         self.told_to_stop = False
         self.copied: int | None = None
+        self.shrunk = False  # whether somebody left by the newest epoch, perhaps below the minimum
 
     def _remember(self, history: JobHistory) -> None:
         """What the log says is in force."""
@@ -191,6 +192,9 @@ class Job:
         for group in members:
             if group.failed is not None:
                 return f"{group.name} reported: {group.failed.error}"
+        minimum = self.config.minimum if self.config is not None else 0
+        if self.shrunk and self.reigns and len(self.newest.members) < minimum:
+            return f"groups have left; the job goes on with at least {minimum}"
         return None
 
     def _may_start(self, now: float) -> bool:

@@ -109,7 +109,8 @@ class Joins(TakeOver):
         """Groups that have joined and are no members, less those held back for flapping."""
         if self.newest is None:
             return []
-        return [g for g in self._joined() if g.in_touch and self._member(g.name) is None and now >= g.admit_s]
+        waiting = [g for g in self._joined() if g.in_touch and self._member(g.name) is None]
+        return [g for g in waiting if now >= g.admit_s and not g.leaving]
 
     def _ready_joiners(self, now: float) -> list[Group]:
         """Joiners that had to wait for the newest entry: they lag by at most one step."""

@@ -45,6 +45,8 @@ class JobMachine(Changes):
         group.hears(now)
         returned, followed = group.gone is not None, group.follows
         if group.gone is not None and not self._returns(group):
+            if isinstance(message, m.Left) and group.gone.detected_by == "left":
+                self._has_left(group, message.step)  # another member's beat was here first
             return []
         handler: Callable[[Group, Any, float], list[Action]] = getattr(self, f"_{type(message).__name__.lower()}")
         actions = handler(group, message, now)
@@ -236,6 +238,7 @@ class JobMachine(Changes):
         named = planned is not None and planned.slot_of(hello.group, hello.incarnation) is not None
         if planned is not None and (named or self._member(hello.group) is not None):
             actions += self._send(current, m.Prepare(planned.epoch, planned.base, planned))
+        actions += self._remind(current, now)
         self._interrupted(current, hello)
         return actions
 
@@ -381,17 +384,26 @@ class JobMachine(Changes):
         return actions
 
     def _died(self, group: Group, died: m.Died, now: float) -> list[Action]:
-        group.gone = Gone(died.cause, "manager", died.phase, died.step)
         self._remember_word(group.incarnation, died.cause)
+        if died.asked:
+            group.gone = Gone(died.cause, "left", died.phase, died.step, late=True)
+            return [Note("left", {"group": group.name, "incarnation": group.incarnation, "reason": died.cause})]
+        group.gone = Gone(died.cause, "manager", died.phase, died.step)
         actions: list[Action] = [self._lost_note(group)]
         if died.error is not None:
             self.errors[group.name] = died.error
             actions += self._same_error_everywhere(died.error)
         return actions
 
-    def _leave(self, group: Group, leave: m.Leave, now: float) -> list[Action]:
-        group.leaving = leave.reason or "asked to leave"
-        return []
+    def _left(self, group: Group, left: m.Left, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for planned in self.prepared:
+            if left.epoch == planned.epoch:
+                actions = self._planned_is_in_force(planned)
+                break
+        if self._member(group.name) is None:
+            self._has_left(group, left.step)
+        return actions
 
     def _finished(self, group: Group, finished: m.Finished, now: float) -> list[Action]:
         group.gone = Gone(f"finished at step {finished.step}", "left")

@@ -142,6 +142,7 @@ class Died:
         cause: for instance ``rank 0 was killed by SIGKILL``.
         phase: last phase of the rank that died first.
         error: the user's exception, if that was the cause.
+        asked: whether somebody asked for it (a second signal, a deadline that passed): nobody is to blame.
     """
 
     cause: str
@@ -149,6 +150,7 @@ class Died:
     phase: str
     step: int
     error: UserError | None = None
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,14 @@ class Leave:
     """The group asks to leave at a step boundary."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The entry before `step` has put an epoch in force that does not have this group: it has left in good order."""
+
+    epoch: Epoch
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +198,9 @@ class Unbuilt:
     error: str
 
 
-ToLighthouse = Acknowledged | Unbuilt | Lost | Hello | Join | Beat | Promise | Failed | Died | Leave | Finished | Query
+ToLighthouse = (
+    Acknowledged | Unbuilt | Lost | Hello | Join | Beat | Promise | Failed | Died | Leave | Left | Finished | Query
+)
 
 # ---------------------------------------------------------------- lighthouse to manager
 
@@ -309,6 +321,18 @@ class Ask:
     """Somebody waits for this group: is it still there? It answers with a beat, at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The operator asks the group to leave.
+
+    Attributes:
+        deadline_ms: after which it ends at once; 0: none.
+    """
+
+    reason: str
+    deadline_ms: int = 0
+
+
 RELEASE = 1 << 63  # 0 is a boundary: that before the first step
 
 
@@ -343,4 +367,6 @@ class Unknown:
     epoch: Epoch
 
 
-ToManager = Unknown | Ask | Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands
+ToManager = (
+    Unknown | Ask | Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands | Drain
+)

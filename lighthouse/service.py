@@ -142,6 +142,24 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
             refused=fencing.refused,
         )
 
+    async def DrainGroup(self, request: Any, context: Context) -> Any:
+        """The operator asks a group to leave, or what has become of it."""
+        await self._authorise(context, "DrainGroup")
+        job = str(dict(context.invocation_metadata() or ()).get(JOB_KEY, ""))
+        machine = await self._known_job(job, context)
+        if request.check:
+            drained = machine.drained(request.group, request.incarnation)
+        else:
+            by = f"{request.by[:BY_CHARS_MAX] or 'somebody'} ({context.peer()})"
+            deadline_s = request.deadline_ms / 1000 if request.deadline_ms else None
+            actions, drained = machine.drain(request.group, by, time.monotonic(), deadline_s)
+            if drained.refused:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, drained.refused)
+            self._carry_out(job, actions)
+        return lighthouse_pb2.DrainGroupReply(
+            incarnation=drained.incarnation, here=drained.here, left=drained.left, how=drained.how
+        )
+
     async def _known_job(self, job: str, context: Context) -> JobMachine:
         machine = self.jobs.get(job)
         if machine is None:

@@ -48,6 +48,7 @@ class TakeOver(Job):
         """An epoch that another lighthouse, or another's `Prepare`, put in force."""
         actions = self._lose_reign() + self._void_words(newest)
         self.newest, self.reigns, self.prepared, self.shown = newest, False, [], newest.epoch
+        self.shrunk = False
         self.highest = max(self.highest, newest.epoch.number)
         self.visits.clear()  # who called before it knew the epoch may have found another lighthouse since
         self._expect(newest)

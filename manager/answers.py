@@ -79,7 +79,11 @@ class Answers:
         self.suspects: tuple[str, ...] = ()  # as in the vote of the newest failed reduce
         self.failure = ""  # what that reduce failed of, briefly
         self.standby = ""  # what the lighthouse that was reached last answered, if it does not take this group in
-        self.leaving = ""
+        self.leaving = ""  # why it was asked to leave, once it was
+        self._asked_s = now  # when
+        self._signalled: frozenset[str] = frozenset()  # processes that got a signal
+        self._leave_by_s: float | None = None
+        self._leave_within_s = 0.0  # as it was asked
         self.copy_at: int | None = None
         self.source: m.Heal | None = None
         self.following, self.lost = False, True

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing.util
 import os
 import queue
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +22,7 @@ from typing import Protocol
 from lightkeeper.errors import ToldError
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.groups import GroupFailed
-from lightkeeper.manager.processes import die_with_parent
+from lightkeeper.manager.processes import die_with_parent, heed_parent_alone
 from lightkeeper.manager.progress import ProgressPage
 from lightkeeper.words import say
 
@@ -74,12 +76,15 @@ class ManagerClient:
         self._closed = False
         self._forked_by_main = False
         self._pushes: Pushes | None = None
+        self._wishes: deque[str] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.send(register)
         registered = self._receive()
         if not isinstance(registered, local.Registered):
             raise ManagerLost("the group's manager ended, or refused this rank; see its last line")
         self.registered = registered
         os.register_at_fork(before=self._note_thread, after_in_child=self._forget_in_child)
+        multiprocessing.util.register_after_fork(self, ManagerClient._heed_parent_alone)
 
     def listen(self, pushes: Pushes) -> None:
         """Starts the listening thread."""
@@ -105,6 +110,15 @@ class ManagerClient:
         data = local.frame(message)
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
+
+    def wish_to_leave(self, reason: str) -> None:
+        """A signal's handler asks for the group to leave; the listening thread says it.
+
+        The handler may have interrupted a `send` of this very thread, so it takes no lock and sends nothing.
+        """
+        if not self._closed:
+            self._wishes.append(reason)
+            os.eventfd_write(self._wake, 1)
 
     def set_key(self, epoch: int, key: str, value: bytes, timeout_s: float) -> None:
         """Sets a rendezvous key of an epoch.
@@ -163,16 +177,23 @@ class ManagerClient:
     def _listen(self) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
         while not self._closed:
             self._page.beat()
-            if not poll.poll(BEAT_S * 1000):
+            ready = {descriptor for descriptor, _ in poll.poll(BEAT_S * 1000)}
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+                while self._wishes:
+                    self.send(local.AskLeave(reason=self._wishes.popleft(), signal=True))
+            if self._socket.fileno() not in ready:
                 continue
             message = self._receive()
             if message is None:
                 if not self._closed:
                     self._end_orphaned()
-                return
+                break
             self._take(message)
+        os.close(self._wake)
 
     def _take(self, message: local.ToRank) -> None:
         assert self._pushes is not None
@@ -230,9 +251,16 @@ class ManagerClient:
         """
         if self._forked_by_main:
             die_with_parent()
+        if not self._closed:
+            os.close(self._wake)
         self._closed = True
         with contextlib.suppress(OSError):
             os.close(self._socket.detach())
+
+    def _heed_parent_alone(self) -> None:
+        """A data-loader worker stays while its trainer leaves, though both were sent the signal."""
+        if self._forked_by_main:
+            heed_parent_alone()
 
 
 class EpochKeys:

@@ -1,4 +1,4 @@
-"""How a group ends: its ranks end, it is asked to leave, or there is nothing left to wait for.
+"""How a group ends: its ranks end, or there is nothing left to wait for.
 
 What can be said of the end is said before anything is killed.
 """
@@ -88,14 +88,6 @@ class Ends(Answers):
         member = self.known is not None and self.known.slot_of(self.settings.group, self.incarnation) is not None
         others = self.known is not None and len(self.known.members) > 1
         return self.died is not None and member and others and not self.death_known
-
-    def asked_to_leave(self, reason: str, now: float) -> list[Action]:
-        """The launcher was asked to leave (a signal): at a step boundary; asked twice, at once."""
-        if self.leaving or self.known is None:
-            tell = Tell(m.Died(f"{reason}: asked to end at once", 0, "", self.step))
-            return [tell, *self._finish(exits.ASKED, f"{reason}: asked to end at once")]
-        self.leaving = reason
-        return [Tell(m.Leave(reason))]
 
     def _died(self, rank: int, exit_code: int | None, view: RankView | None) -> list[Action]:
         error = self.errors.get(rank)

@@ -108,9 +108,14 @@ class RankError(Message, frozen=True, kw_only=True):
 
 
 class AskLeave(Message, frozen=True, kw_only=True):
-    """The rank was asked (SIGTERM) to leave at a step boundary."""
+    """The rank asks for its group to leave at a step boundary.
+
+    Attributes:
+        signal: whether the rank got a signal (a second one ends the group at once).
+    """
 
     reason: str
+    signal: bool = False
 
 
 class SetKey(Message, frozen=True, kw_only=True):

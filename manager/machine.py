@@ -16,7 +16,7 @@ from lightkeeper.lighthouse.names import Epoch
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
-from lightkeeper.manager.outages import Outages
+from lightkeeper.manager.leaving import Leaving
 
 ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
 
@@ -29,7 +29,7 @@ TORN = (
 )
 
 
-class GroupMachine(Outages):
+class GroupMachine(Leaving):
     """The group's side of the protocol: what it is told, by the lighthouse, by its ranks and by the clock."""
 
     # ------------------------------------------------------------ the stream
@@ -198,8 +198,7 @@ class GroupMachine(Outages):
         self.stopped = stop
         if not stop.ok:
             self.last_words = f"the job stops: {stop.reason}"
-        abort = local.Abort(below=1 << 62, reason=stop.reason)
-        return [ToRanks(abort), *self._answer_waiting(self._stop_answer)]
+        return self._stop_here()
 
     def _waiting(self, waiting: m.Waiting, now: float) -> list[Action]:
         whom, next_ms = self._waiting_said
@@ -242,8 +241,7 @@ class GroupMachine(Outages):
         elif isinstance(message, local.RankError):
             actions += self._raised(rank, message, now)
         elif isinstance(message, local.AskLeave):
-            self.leaving = self.leaving or message.reason
-            actions.append(Tell(m.Leave(message.reason)))
+            actions += self.asked_to_leave(message.reason, now, by=f"rank {rank}" if message.signal else "")
         return actions
 
     def _rank_ready(self, rank: int, ready: local.Ready, now: float) -> list[Action]:
@@ -273,6 +271,9 @@ class GroupMachine(Outages):
         if self.ending is not None:
             return actions
         self._views = views
+        actions += self._mind_leaving(now)
+        if self.ending is not None:
+            return actions
         actions += self._ask_members(now)
         actions += self._beat_if_due(now)
         if self.errors and now - self._raised_s > ENDS_S_MAX:

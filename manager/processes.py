@@ -9,6 +9,7 @@ import fcntl
 import os
 import signal
 import struct
+import threading
 from collections.abc import Callable
 
 import psutil
@@ -27,6 +28,24 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         number: the signal; SIGTERM lets it end in good order.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def heed_parent_alone() -> None:
+    """In a child that `multiprocessing` forked: SIGTERM ends it if its parent sent it (`Process.terminate`).
+
+    From anybody else it is ignored: who asks a whole process group to end means the parent, which still needs the
+    child until it has. (A handler is not told who sent a signal, and would replace the child's own.)
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_if_parent_asks, args=(os.getppid(),), name="lightkeeper", daemon=True).start()
+
+
+def _end_if_parent_asks(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.kill(os.getpid(), signal.SIGTERM)  # this thread alone takes it, as the default or the child's own handler says
 
 
 def is_stopped(pid: int) -> bool:

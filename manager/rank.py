@@ -29,6 +29,7 @@ from lightkeeper.manager.randomness import seed_microbatch
 from lightkeeper.manager.record import StepRecord
 from lightkeeper.manager.reducer import Outcome, Reducer
 from lightkeeper.manager.settings import Settings, read_settings
+from lightkeeper.manager.signals import LeaveSignal
 from lightkeeper.manager.spawn import find_or_start_manager
 from lightkeeper.manager.state.registry import StateRegistry
 from lightkeeper.manager.step import Step
@@ -111,6 +112,7 @@ class Rank:
         backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
         self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.form_timeout_s)
         self._client.listen(_Pushes(self._epochs, self._entries, self._joiner))
+        self._signals = LeaveSignal(lambda: self._client.wish_to_leave(f"SIGTERM to rank {self.rank}"))
         report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
         self._within: Within | None = None
         self._reducer: Reducer | None = None

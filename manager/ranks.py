@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -134,7 +135,7 @@ class RankProcesses:
                 [sys.executable, "-u", "-m", BOOTSTRAP, "-" if store is None else str(store), *self.command],
                 env=self.environment_of(rank),
                 pass_fds=() if store is None else (store,),
-                preexec_fn=die_with_parent,
+                preexec_fn=_as_rank,
                 start_new_session=True,
             )
         if listener is not None:
@@ -209,3 +210,9 @@ class RankProcesses:
         except subprocess.TimeoutExpired:
             self._left_behind.kill()
             self._left_behind.wait()
+
+
+def _as_rank() -> None:
+    """SIGTERM is ignored until its `Manager` takes it: the launcher, asked with its ranks, knows how to end them."""
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

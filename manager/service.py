@@ -27,6 +27,7 @@ from lightkeeper.manager.groupstate import group_state, words_of
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
 from lightkeeper.manager.machine import GroupMachine, RankView
+from lightkeeper.manager.notice import Notice, watch_notice
 from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
 from lightkeeper.manager.progress import STANDING, read_progress
 from lightkeeper.manager.ranksocket import RankSocket
@@ -91,6 +92,9 @@ class ManagerService:
         local_server = await asyncio.start_unix_server(self._accept, path=early)
         os.chmod(early, 0o600)
         early.rename(self.socket_path)  # who sees it can connect to it
+        if s.notice_file:
+            loop = asyncio.get_running_loop()
+            watch_notice(Path(s.notice_file), lambda notice: self._in_loop(loop, notice))
         tasks = [asyncio.create_task(self._run_link()), asyncio.create_task(self._run_ticks())]
         try:
             return await self._until_ended(tasks)
@@ -259,7 +263,18 @@ class ManagerService:
         if self._ending:
             self._asked_again.set()
             return
-        self.act(self.machine.asked_to_leave(reason, time.monotonic()))
+        self.act(self.machine.asked_to_leave(reason, time.monotonic(), by="launcher"))
+
+    def _in_loop(self, loop: asyncio.AbstractEventLoop, notice: Notice) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the manager has ended
+            loop.call_soon_threadsafe(self._noticed, notice)
+
+    def _noticed(self, notice: Notice) -> None:
+        """The notice file is there."""
+        if notice.problem:
+            self.say(f"the notice in {self.settings.notice_file}: {notice.problem}")
+        reason = f"notice in {self.settings.notice_file}"
+        self.act(self.machine.asked_to_leave(reason, time.monotonic(), notice.deadline_s))
 
     def _state(self) -> Any:
         views = [view for rank in self.ranks if (view := self._view(rank)) is not None]

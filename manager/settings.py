@@ -37,6 +37,8 @@ class Settings:
         host: address at which peers reach this node; empty takes the interface that routes to the lighthouse.
         bucket_mb: size of a gradient bucket, in MiB.
         history_mb: bound on the entries kept while a group joins, in MiB; beyond it the joiner starts over.
+        notice_file: when this file appears the group leaves, within the seconds that it holds if it holds any; empty:
+            no file is looked for.
         fingerprint_every: the state's fingerprint is written to the event log after every so many steps; 0 never.
     """
 
@@ -54,6 +56,7 @@ class Settings:
     bucket_mb: float = 16.0
     history_mb: float = 4096.0
     fingerprint_every: int = 0
+    notice_file: str = ""
 
     def __post_init__(self) -> None:
         if self.groups > GROUPS_MAX:

@@ -26,6 +26,8 @@ from lightkeeper.manager.step import LoopError, Step
 from lightkeeper.manager.within import form_within
 from lightkeeper.words import say
 
+REASON_CHARS_MAX = 200
+
 
 class Manager(Follower):
     """One rank's part in the protocol.
@@ -184,6 +186,16 @@ class Manager(Follower):
                 break  # closed while recovering
         self._record.finished(self.page.step, self._registry.fingerprint())
         self._close()
+
+    def leave(self, reason: str) -> None:
+        """Asks for this group to leave at a step boundary; `steps` ends then, and the others go on.
+
+        Any rank may call it, also from another thread; SIGTERM does the same. Not from a signal's handler.
+
+        Args:
+            reason: one line for the person on call.
+        """
+        self._client.send(local.AskLeave(reason=reason[:REASON_CHARS_MAX] or "asked to leave"))
 
     # ------------------------------------------------------------ what a step asks
 
@@ -389,6 +401,7 @@ class Manager(Follower):
         self._entries.close()
         if self._within is not None:
             self._within.close()
+        self._signals.end()
         self._client.close()
 
 

@@ -108,6 +108,8 @@ class Votes(Joins):
             ready=ready,
             reason=self.leaving,
         )
+        if leave:
+            actions.append(Tell(m.Left(self.known.epoch, self.step)))
         return actions + self._decided(answer, key)
 
     def _dealt(self) -> tuple[int, ...]:

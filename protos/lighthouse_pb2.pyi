@@ -79,7 +79,7 @@ class Members(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class FromManager(_message.Message):
-    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query", "lost", "unbuilt", "acknowledged")
+    __slots__ = ("hello", "join", "beat", "promise", "failed", "died", "leave", "finished", "query", "lost", "unbuilt", "acknowledged", "left")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class FromManager(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     UNBUILT_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     join: Join
     beat: Beat
@@ -104,10 +105,11 @@ class FromManager(_message.Message):
     lost: Lost
     unbuilt: Unbuilt
     acknowledged: Acknowledged
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., unbuilt: _Optional[_Union[Unbuilt, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
+    left: Left
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., unbuilt: _Optional[_Union[Unbuilt, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ...) -> None: ...
 
 class ToManager(_message.Message):
-    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal", "ask", "unknown")
+    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal", "ask", "unknown", "drain")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +122,7 @@ class ToManager(_message.Message):
     HEAL_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     prepare: Prepare
@@ -132,7 +135,8 @@ class ToManager(_message.Message):
     heal: Heal
     ask: Ask
     unknown: Unknown
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ...) -> None: ...
+    drain: Drain
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died")
@@ -244,24 +248,34 @@ class UserError(_message.Message):
     def __init__(self, step: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., where: _Optional[str] = ...) -> None: ...
 
 class Died(_message.Message):
-    __slots__ = ("cause", "rank", "phase", "step", "error")
+    __slots__ = ("cause", "rank", "phase", "step", "error", "asked")
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
     cause: str
     rank: int
     phase: str
     step: int
     error: UserError
-    def __init__(self, cause: _Optional[str] = ..., rank: _Optional[int] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., error: _Optional[_Union[UserError, _Mapping]] = ...) -> None: ...
+    asked: bool
+    def __init__(self, cause: _Optional[str] = ..., rank: _Optional[int] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., error: _Optional[_Union[UserError, _Mapping]] = ..., asked: _Optional[bool] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Left(_message.Message):
+    __slots__ = ("epoch", "step")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    step: int
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("epoch", "step")
@@ -387,6 +401,14 @@ class Ask(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Drain(_message.Message):
+    __slots__ = ("reason", "deadline_ms")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    deadline_ms: int
+    def __init__(self, reason: _Optional[str] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
 class Unknown(_message.Message):
     __slots__ = ("epoch",)
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +456,32 @@ class FenceGroupReply(_message.Message):
     heard_ms: int
     refused: str
     def __init__(self, incarnation: _Optional[str] = ..., gone_ms: _Optional[int] = ..., heard_ms: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class DrainGroupRequest(_message.Message):
+    __slots__ = ("group", "by", "incarnation", "deadline_ms", "check")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    by: str
+    incarnation: str
+    deadline_ms: int
+    check: bool
+    def __init__(self, group: _Optional[str] = ..., by: _Optional[str] = ..., incarnation: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., check: _Optional[bool] = ...) -> None: ...
+
+class DrainGroupReply(_message.Message):
+    __slots__ = ("incarnation", "here", "left", "how")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    here: bool
+    left: bool
+    how: str
+    def __init__(self, incarnation: _Optional[str] = ..., here: _Optional[bool] = ..., left: _Optional[bool] = ..., how: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -49,6 +49,11 @@ class LighthouseStub:
                 request_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupRequest.SerializeToString,
                 response_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupReply.FromString,
                 _registered_method=True)
+        self.DrainGroup = channel.unary_unary(
+                '/lightkeeper.v1.Lighthouse/DrainGroup',
+                request_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupRequest.SerializeToString,
+                response_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupReply.FromString,
+                _registered_method=True)
 
 
 class LighthouseServicer:
@@ -75,6 +80,13 @@ class LighthouseServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainGroup(self, request, context):
+        """The operator asks a group to leave, or what has become of that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LighthouseServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_LighthouseServicer_to_server(servicer, server):
                     servicer.FenceGroup,
                     request_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupRequest.FromString,
                     response_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupReply.SerializeToString,
+            ),
+            'DrainGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainGroup,
+                    request_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupRequest.FromString,
+                    response_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Lighthouse:
             '/lightkeeper.v1.Lighthouse/FenceGroup',
             lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupRequest.SerializeToString,
             lightkeeper_dot_protos_dot_lighthouse__pb2.FenceGroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lightkeeper.v1.Lighthouse/DrainGroup',
+            lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupRequest.SerializeToString,
+            lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupReply.FromString,
             options,
             channel_credentials,
             insecure,

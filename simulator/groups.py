@@ -203,7 +203,7 @@ class GroupProcess(Process):
     def leave(self, reason: str) -> None:
         """Its launcher gets a signal."""
         if self.alive and not self.sleeps(self.leave, reason):
-            self.act(self.machine.asked_to_leave(reason, self.now))
+            self.act(self.machine.asked_to_leave(reason, self.now, by="launcher"))
 
     def kill_tree(self) -> None:
         """The host dies: manager and ranks at once, and nobody says anything."""

@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 def build() -> typer.Typer:
     """The application with all commands."""
-    from lightkeeper.cli import bench, demo, events, fence, launch, lighthouse, manager, simulate, status
+    from lightkeeper.cli import bench, demo, drain, events, fence, launch, lighthouse, manager, simulate, status
 
     app = typer.Typer(
         name="lightkeeper",
@@ -39,6 +39,7 @@ def build() -> typer.Typer:
     app.command("simulate")(simulate.command)
     app.command("events")(events.command)
     app.command("status")(status.command)
+    app.command("drain")(drain.command)
     app.command("fence")(fence.command)
     return app
 

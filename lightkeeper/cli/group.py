@@ -61,6 +61,11 @@ OPTIONS: dict[str, Any] = {
     "host": _option(str, "--host", "Address at which peers reach this node.", "the interface towards the lighthouse"),
     "bucket_mb": _option(float, "--bucket-mb", "Size of a gradient bucket, MiB.", "16"),
     "history_mb": _option(float, "--history-mb", "Bound on the entries kept while a group joins, MiB.", "4096"),
+    "notice_file": _option(
+        Path,
+        "--notice-file",
+        "When this file appears the group leaves in good order, within the seconds that it holds.",
+    ),
     "fingerprint_every": _option(
         int, "--fingerprint-every", "Write the state's fingerprint after every so many steps; 0 never.", "0"
     ),
@@ -76,7 +81,7 @@ def takes_options(command: Callable[..., int]) -> Callable[..., int]:
     return command
 
 
-def settings(token_file: Path | None, run_folder: Path | None, **given: Any) -> Settings:
+def settings(token_file: Path | None, run_folder: Path | None, notice_file: Path | None, **given: Any) -> Settings:
     """The group's settings: what was given, else the environment, else the defaults.
 
     Raises:
@@ -86,5 +91,5 @@ def settings(token_file: Path | None, run_folder: Path | None, **given: Any) -> 
 
     if not given.get("group"):
         raise UsageError("--group NAME is missing: every replica group needs a name of its own, e.g. g0")
-    folder = None if run_folder is None else str(run_folder.absolute())
-    return read_settings(token=require_token(token_file), run_folder=folder, **given)
+    folder, notice = (None if path is None else str(path.absolute()) for path in (run_folder, notice_file))
+    return read_settings(token=require_token(token_file), run_folder=folder, notice_file=notice, **given)

@@ -139,30 +139,6 @@ def test_a_rank_that_comes_after_another_ended_without_a_manager_does_not_wait_f
     assert world.said(m.Died)[0].cause == "rank 1 exited 0 before the run was closed"
 
 
-def test_asked_to_leave_once_it_asks_and_twice_it_goes() -> None:
-    world = GroupWorld()
-    world.start()
-    world._carry_out(world.machine.asked_to_leave("SIGTERM", world.now))
-    assert world.said(m.Leave) == [m.Leave("SIGTERM")] and not world.ended
-    world._carry_out(world.machine.asked_to_leave("SIGTERM", world.now))
-    assert world.ended[0].exit_code == exits.ASKED and world.killed
-    assert world.said(m.Died)[0].cause == "SIGTERM: asked to end at once"
-
-
-def test_asked_to_leave_before_the_first_epoch_it_goes_at_once() -> None:
-    world = GroupWorld()
-    world.connect()
-    world._carry_out(world.machine.asked_to_leave("SIGINT", world.now))
-    assert world.ended[0].exit_code == exits.ASKED
-
-
-def test_a_rank_may_ask_for_its_group() -> None:
-    world = GroupWorld()
-    world.start()
-    world.rank_says(0, local.AskLeave(reason="spot instance"))
-    assert world.said(m.Leave) == [m.Leave("spot instance")]
-
-
 # ---------------------------------------------------------------- waiting
 
 

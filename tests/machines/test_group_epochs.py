@@ -124,7 +124,7 @@ def test_a_new_stream_begins_with_all_that_may_have_been_missed() -> None:
     world = GroupWorld()
     world.start()
     world.vote(0, "failed", 0, at=1, error="broken")
-    world.machine.asked_to_leave("SIGTERM", world.now)
+    world.machine.asked_to_leave("SIGTERM", world.now, by="launcher")
     world.disconnect()
     world.forget()
     world.connect()
@@ -172,7 +172,7 @@ def test_a_planned_epoch_gets_its_flag_once_all_ranks_have_built_and_is_in_force
 def test_the_leaver_has_nothing_to_build_and_is_answered_leave() -> None:
     world = GroupWorld()
     world.start()
-    world.machine.asked_to_leave("SIGTERM", world.now)
+    world.machine.asked_to_leave("SIGTERM", world.now, by="launcher")
     world.plan(2, "g0", "g2", base=1)
     assert not world.pushed(0, local.Build)
     world.vote_all("reduced", 0, at=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ import torch
 from torch import nn
 
 import lightkeeper
-from lightkeeper.manager import local, randomness
+from lightkeeper.manager import randomness
 from lightkeeper.manager.faults import Fault
 from lightkeeper.manager.groups import GroupFailed
 
@@ -360,6 +361,13 @@ class Behaviour:
             self._count_collectives()
         if "die-serving" in self.words:
             self._die_serving()
+        self.batches = None
+        if "stubborn-child" in self.words:  # a daemon: `multiprocessing` terminates it at exit, and waits for it
+            multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+        if "loader" in self.words:  # with a worker process, which each step needs
+            numbers = torch.utils.data.DataLoader(range(1 << 20), num_workers=1)  # type: ignore[arg-type,var-annotated]
+            self.batches = iter(numbers)
+            trace("worker", self.batches._workers[0].pid)  # type: ignore[attr-defined]
 
     def at(self, name: str, step: int) -> bool:
         return self.words.get(name) == step
@@ -373,8 +381,10 @@ class Behaviour:
             sys.exit(0)
         if self.at("exit-5", step.index):
             sys.exit(5)
+        if self.batches is not None:
+            next(self.batches)
         if self.at("ask-leave", step.index):
-            self.manager._client.send(local.AskLeave(reason="the machine gives notice"))
+            self.manager.leave("the machine gives notice")
         if self.at("raise-in-hook", step.index):
 
             def hook(parameter: torch.Tensor) -> None:

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 
-import pytest
+import psutil
+from facts import Facts
 from harness import Job
 
 from lightkeeper.events import schema
 
 STEPS = 60
+ERRORS = (
+    schema.GroupLost, schema.ReduceFailed, schema.Recovered, schema.Fenced, schema.UserError, schema.BuildFailed,
+    schema.Diverged, schema.Adopted,
+)  # fmt: skip
+
+
+def in_good_order(facts: Facts, group: str, survivors: set[str], steps: int = STEPS) -> int:
+    """One group has left, nobody is blamed, nobody saw an error, nothing was lost; the step before which it left."""
+    errors = [event for event in facts.events if isinstance(event, ERRORS)]
+    assert not errors, errors
+    facts.check(steps, survivors, {group: 0}, left={group})
+    assert facts.members == [tuple(sorted({group} | survivors)), tuple(sorted(survivors))]
+    left = facts.one(schema.Left)
+    assert left.group == group
+    last = max(facts.commits(group))
+    assert left.reason == f"before step {last + 1}" and last < steps - 1
+    mine = facts.commits(group)[last].microbatches
+    before, after = (sorted(k for g in survivors for k in facts.commits(g)[s].microbatches) for s in (last, last + 1))
+    assert mine and sorted((*before, *mine)) == after, "its share was handed over"
+    return last + 1
 
 
 def test_sigterm_to_a_launched_group(job: Job, gold) -> None:
@@ -51,8 +74,7 @@ def test_sigterm_to_the_only_group(job: Job) -> None:
     assert stopped.ok and "asked to leave" in stopped.reason and "SIGTERM" in stopped.reason
 
 
-@pytest.mark.parametrize("second_s", [0.0])
-def test_sigterm_twice_ends_at_once(job: Job, second_s: float) -> None:
+def test_sigterm_twice_ends_at_once(job: Job) -> None:
     job.start_lighthouse()
     launcher = job.launch("g0", steps=STEPS, delay=2.0)
     job.wait_for(schema.Activated, process="manager g0", within_s=60)
@@ -90,3 +112,133 @@ def test_a_leaver_does_not_say_that_it_finished(job: Job) -> None:
     facts = job.finish()
     facts.one(schema.Left, group="g1")
     assert not facts.all(schema.Finished, group="g1")
+
+
+# ---------------------------------------------------------------- whoever gets the signal
+
+
+def test_sigterm_to_a_trainer(job: Job) -> None:
+    job.start_all(3, steps=STEPS, delay=0.01)
+    pid = job.wait_for(schema.Committed, group="g1", step=3, within_s=60).pid
+    os.kill(pid, signal.SIGTERM)
+    facts = job.finish()
+    in_good_order(facts, "g1", {"g0", "g2"})
+    assert "asked to leave (SIGTERM to rank 0)" in facts.said["g1"]
+
+
+def test_sigterm_to_everything_of_a_group_is_one_request_and_a_loader_worker_stays(job: Job) -> None:
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    launcher = job.launch("g1", steps=STEPS, delay=0.02, behave="loader")
+    job.start("g0", steps=STEPS, delay=0.02)
+    job.wait_for(schema.Committed, group="g1", step=3, within_s=60)
+    everything = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+    assert len(everything) >= 3, "launcher, rank, worker"
+    for process in everything:
+        process.send_signal(signal.SIGTERM)
+    facts = job.finish()
+    in_good_order(facts, "g1", {"g0"})
+    (worker,) = facts.traces["g1"].all("worker")
+    assert worker[0] in {process.pid for process in everything}
+
+
+def test_a_loader_worker_ends_when_its_trainer_says_so(job: Job) -> None:
+    """`Process.terminate` is SIGTERM as well, and without it an interpreter would wait for the worker for ever."""
+    job.start_all(1, steps=3, behave="loader stubborn-child")
+    facts = job.finish(within_s=60)
+    facts.check(3, {"g0"})
+
+
+def test_sigterm_to_all_groups_ends_the_job_well(job: Job) -> None:
+    job.start_all(3, steps=STEPS, delay=0.03)
+    job.wait_for(schema.Committed, group="g1", step=3, within_s=60)
+    for group in job.trainers:
+        os.kill(job.trainers[group].pid or 0, signal.SIGTERM)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": 0, "g2": 0}, facts.said
+    assert not facts.lost and not facts.all(schema.UserError)
+    assert facts.one(schema.JobStopped).ok
+    assert max(facts.commits("g0")) < STEPS - 1
+
+
+def test_sigterm_twice_to_a_trainer_ends_it_in_mid_step_and_nobody_is_blamed(job: Job) -> None:
+    job.start_all(3, steps=20, delay=0.01, only={"g2": {"delay": 3.0}})
+    pid = job.wait_for(schema.Activated, process="manager g2", within_s=60) and job.trainers["g2"].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    job.until(lambda: "asked to leave (SIGTERM" in job.said("g2"), "its line")
+    os.kill(pid, signal.SIGTERM)
+    facts = job.finish()
+    assert not facts.lost, facts.lost
+    facts.check(20, {"g0", "g1"}, {"g2": -9}, left={"g2"})
+    assert facts.one(schema.Left).reason == "SIGTERM to rank 0: asked to end at once"
+    assert facts.epochs[-1].cause == "g2 SIGTERM to rank 0: asked to end at once"
+    assert "ends with exit code 143: SIGTERM to rank 0: asked to end at once" in facts.said["g2"]
+
+
+def test_sigterm_before_the_group_is_a_member(job: Job) -> None:
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    launcher = job.launch("g0", steps=STEPS)
+    job.start("g1", steps=STEPS)
+    job.wait_for(schema.Joined, group="g1", within_s=60)
+    os.kill(job.trainers["g1"].pid or 0, signal.SIGTERM)  # its rank waits for the first epoch
+    launcher.send_signal(signal.SIGTERM)  # this one's rank may still import torch
+    job.wait("g0", "g1", within_s=15)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": 0}, facts.said
+    assert not facts.lost
+
+
+# ---------------------------------------------------------------- an operator, and the machine's own notice
+
+
+def test_drain_by_an_operator(job: Job) -> None:
+    job.start_all(3, steps=STEPS, delay=0.02)
+    job.wait_for(schema.Committed, group="g1", step=3, within_s=60)
+    done = job.command("drain", "g2", "--lighthouse", job.lighthouse, "--deadline", "30")
+    facts = job.finish()
+    step = in_good_order(facts, "g2", {"g0", "g1"})
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines()[-1].startswith(f"g2 left before step {step}: drained by ")
+    assert facts.one(schema.OperatorDrained, group="g2").deadline_s == 30.0
+
+
+def test_drain_of_a_group_that_does_not_make_it(job: Job) -> None:
+    job.start_all(3, steps=20, delay=0.01, only={"g2": {"delay": 30.0}})
+    job.wait_for(schema.Activated, process="manager g2", within_s=60)
+    done = job.command("drain", "g2", "--lighthouse", job.lighthouse, "--deadline", "0.5")
+    facts = job.finish()
+    assert done.returncode == 1 and "within 0.5 s" in done.stderr and "did not make it" in done.stderr, done
+    assert not facts.lost, facts.lost
+    facts.check(20, {"g0", "g1"}, {"g2": -9}, left={"g2"})
+
+
+def test_drain_of_who_is_not_there_and_at_nobody(job: Job) -> None:
+    job.start_all(1, steps=STEPS, delay=0.02)
+    job.wait_for(schema.Committed, group="g0", step=1, within_s=60)
+    done = job.command("drain", "g7", "--lighthouse", job.lighthouse)
+    assert done.returncode == 1 and "has no group g7 here; it has g0" in done.stderr
+    done = job.command("drain", "g0", "--lighthouse", "127.0.0.1:1")
+    assert done.returncode == 1 and "no lighthouse answers at 127.0.0.1:1" in done.stderr
+    assert job.command("drain", "g0", "--deadline", "-1").returncode == 2
+    done = job.command("drain", "g0", "--lighthouse", job.lighthouse)
+    assert done.returncode == 0 and "all groups asked to leave: drained by" in done.stdout
+    facts = job.finish()
+    assert facts.codes == {"g0": 0} and facts.one(schema.JobStopped).ok
+
+
+def test_a_notice_of_the_machine(job: Job) -> None:
+    notice = job.folder / "notice"
+    job.settings["groups"] = 3
+    job.start_lighthouse()
+    for group in ("g0", "g1", "g2"):
+        job.start(group, steps=STEPS, delay=0.02, settings={"notice_file": notice} if group == "g1" else None)
+    job.wait_for(schema.Committed, group="g1", step=3, within_s=60)
+    notice.write_text("5\n")
+    noticed_s = time.monotonic()
+    job.wait("g1")
+    assert time.monotonic() - noticed_s < 5.0
+    facts = job.finish()
+    in_good_order(facts, "g1", {"g0", "g2"})
+    assert f"asked to leave within 5 s (notice in {notice})" in facts.said["g1"]

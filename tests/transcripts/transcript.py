@@ -188,7 +188,7 @@ class Play:
     def do_leaves(self, *names: str) -> None:
         """``leaves g1``: SIGTERM."""
         for name in names:
-            self._act(self.groups[name], self.groups[name].machine.asked_to_leave("SIGTERM", self.now))
+            self._act(self.groups[name], self.groups[name].machine.asked_to_leave("SIGTERM", self.now, by="launcher"))
 
     def do_exits(self, *names: str) -> None:
         """``exits g1``: its rank ends with 0."""

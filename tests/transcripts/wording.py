@@ -120,6 +120,8 @@ _WORDS: dict[type, Callable[[Any], str | None]] = {
     m.Failed: _failed,
     m.Died: lambda died: f"Died: {died.cause}",
     m.Leave: lambda leave: f"Leave: {leave.reason}",
+    m.Left: lambda left: f"Left before step {left.step}, by e{left.epoch.number}",
+    m.Drain: lambda drain: f"Drain: {drain.reason}" + (f", within {drain.deadline_ms} ms" if drain.deadline_ms else ""),
     m.Finished: lambda finished: f"Finished: step {finished.step} of e{finished.epoch.number} is the end",
     m.Query: lambda query: f"Query: does e{query.epoch.number} stand?",
     m.Unbuilt: lambda unbuilt: f"Unbuilt: e{unbuilt.epoch.number}: {unbuilt.error}",

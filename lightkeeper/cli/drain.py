@@ -1,0 +1,120 @@
+"""`lightkeeper drain`: the operator asks a group to leave the job at a step boundary."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from typing import Annotated, Any
+
+import typer
+
+from lightkeeper.cli import group as shared
+from lightkeeper.cli.calls import Said, call
+from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_lighthouses, require_token
+from lightkeeper.errors import ToldError, UsageError
+
+LOOK_S = 0.2
+GRACE_S = 5.0  # after the deadline, for the word of it to arrive
+AWAY_S_MAX = 60.0
+DEADLINE_S_MAX = 86_400.0
+
+
+class NotDrained(ToldError):
+    """The group has not left in good order."""
+
+    exit_code = 1
+
+
+def command(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group that is to leave.")],
+    deadline: Annotated[
+        float | None,
+        typer.Option("--deadline", metavar="S", help="Seconds after which it ends at once, in mid-step."),
+    ] = None,
+    lighthouse: Annotated[
+        str,
+        typer.Option(envvar="LIGHTKEEPER_LIGHTHOUSE", metavar="HOST:PORT[,...]", help="The lighthouse of the job."),
+    ] = DEFAULT_LIGHTHOUSE,
+    job: Annotated[str, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.")] = "job",
+    token_file: shared.TokenFile = None,
+) -> int:
+    """Ask a group to leave: it finishes its step, hands over its share and exits 0; the others lose nothing.
+
+    Ends with 0 once it has left in good order; with 1 if it ended otherwise, was never asked, or no lighthouse can be
+    reached; with 2 for wrong input.
+    """
+    addresses = check_lighthouses(lighthouse, "--lighthouse")
+    if deadline is not None and not 0 < deadline <= DEADLINE_S_MAX:
+        raise UsageError(f"--deadline must be above 0 and at most {DEADLINE_S_MAX:.0f} seconds, got {deadline:g}")
+    return _Drain(group, deadline, job, require_token(token_file)).run(addresses)
+
+
+class _Drain:
+    """One request, until it is known what became of it."""
+
+    def __init__(self, group: str, deadline_s: float | None, job: str, token: str) -> None:
+        self.group, self.job, self.token = group, job, token
+        self.until_s = None if deadline_s is None else time.monotonic() + deadline_s
+        self.incarnation = ""
+
+    def run(self, addresses: tuple[str, ...]) -> int:
+        """Asks the first lighthouse that has the group, and looks until it has left.
+
+        Raises:
+            NotDrained: if it cannot be asked, or ends otherwise.
+        """
+        asked = self._ask_one_of(addresses)
+        address, reply = asked.address, asked.reply
+        self.incarnation = reply.incarnation
+        within = "" if self.until_s is None else f" within {self.until_s - time.monotonic():.0f} s"
+        typer.echo(f"{self.group} is asked to leave{within}")
+        answered_s = time.monotonic()
+        while reply.here:
+            time.sleep(LOOK_S)
+            said = self._call(address, check=True)
+            if said.reply is None:
+                self._check_bounds(said, answered_s)
+                continue
+            reply, answered_s = said.reply, time.monotonic()
+            if reply.here and not reply.how:  # a lighthouse that was started again knows of no request
+                self._call(address, check=False)
+            self._check_bounds(said, answered_s)
+        line = f"{self.group} {reply.how}" if reply.how else f"{self.group} has left"
+        if not reply.left:
+            raise NotDrained(line)
+        typer.echo(line)
+        return 0
+
+    def _ask_one_of(self, addresses: tuple[str, ...]) -> Said:
+        refused = []
+        for address in addresses:
+            said = self._call(address, check=False)
+            if said.reply is not None:
+                return said
+            refused.append(
+                f"no lighthouse answers at {address}: {said.details}"
+                if said.nobody
+                else f"the lighthouse at {address} says: {said.details}"
+            )
+        raise NotDrained("; ".join(refused) + f"; {self.group} was not asked")
+
+    def _call(self, address: str, check: bool) -> Said:
+        from lightkeeper.protos import lighthouse_pb2
+
+        left_s = 0.0 if self.until_s is None else max(0.001, self.until_s - time.monotonic())
+        request: Any = lighthouse_pb2.DrainGroupRequest(
+            group=self.group, by=f"{getpass.getuser()}@{socket.gethostname()}", incarnation=self.incarnation,
+            deadline_ms=round(1000 * left_s), check=check,
+        )  # fmt: skip
+        return call("Lighthouse", "DrainGroup", address, request, self.job, self.token)
+
+    def _check_bounds(self, said: Said, answered_s: float) -> None:
+        now = time.monotonic()
+        if said.code == "NOT_FOUND" or now - answered_s > AWAY_S_MAX:
+            raise NotDrained(
+                f"{self.group} was asked, and the lighthouse at {said.address} can no longer tell what became of it: "
+                f"{said.details}"
+            )
+        if self.until_s is not None and now > self.until_s + GRACE_S:
+            raise NotDrained(f"{self.group} was asked, and is still there after the deadline has passed")

@@ -1,0 +1,39 @@
+"""SIGTERM to a trainer rank: a request that its group leaves, not the end of the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from lightkeeper.manager.spawn import SOCKET_VARIABLE
+
+
+class LeaveSignal:
+    """Takes SIGTERM while the group may leave in good order.
+
+    A handler of the script's own is left alone (it may call `Manager.leave`), and only the main thread may set one.
+    `lightkeeper launch` starts ranks with the signal ignored, for the time before they come here.
+
+    Args:
+        asked: called in the handler, so it must neither wait nor take a lock.
+    """
+
+    def __init__(self, asked: Callable[[], None]) -> None:
+        self._asked = asked
+        self._before: signal.Handlers | None = None
+        before = signal.getsignal(signal.SIGTERM)
+        ours = before == signal.SIG_DFL or (before == signal.SIG_IGN and SOCKET_VARIABLE in os.environ)
+        if ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handle)
+            self._before = signal.SIG_DFL
+
+    def _handle(self, number: int, frame: object) -> None:
+        self._asked()
+
+    def end(self) -> None:
+        """From now on the signal ends the process again."""
+        taken = self._before is not None and signal.getsignal(signal.SIGTERM) == self._handle
+        if taken and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
