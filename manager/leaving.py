@@ -29,7 +29,7 @@ class Leaving(Outages):
         if self.ending is not None:
             return []
         if by and by in self._signalled:
-            return self._leave_at_once(f"{reason}: asked to end at once")
+            return self._leave_at_once(f"was asked to end at once ({reason})")
         self._signalled |= {by} - {""}
         if deadline_s is not None and (self._leave_by_s is None or now + deadline_s < self._leave_by_s):
             self._leave_by_s, self._leave_within_s = now + deadline_s, deadline_s
@@ -56,11 +56,11 @@ class Leaving(Outages):
             return self._go_as_stranger()
         if late:
             within = f"within {self._leave_within_s:g} s"
-            return self._leave_at_once(f"it was asked to leave {within} ({self.leaving}) and did not make it")
+            return self._leave_at_once(f"was asked to leave {within} ({self.leaving}) and did not make it")
         away_s = 0.0 if self.in_touch else now - max(self.away_since, self._asked_s)
         if away_s > self.settings.outage_budget_s:
             why = f"the lighthouse at {self.settings.lighthouse} is away for {away_s:.0f} s"
-            return self._leave_at_once(f"it was asked to leave ({self.leaving}), and {why}")
+            return self._leave_at_once(f"was asked to leave ({self.leaving}), and {why}")
         return []
 
     def _go_as_stranger(self) -> list[Action]:

@@ -28,7 +28,7 @@ def test_asked_twice_by_a_signal_to_the_same_process_it_ends_at_once_and_nobody_
     asked(world, "SIGINT")
     assert world.ended[0].exit_code == exits.ASKED and world.killed
     (died,) = world.said(m.Died)
-    assert died.cause == "SIGINT: asked to end at once" and died.asked
+    assert died.cause == "was asked to end at once (SIGINT)" and died.asked
 
 
 def test_launcher_and_all_ranks_asked_together_is_one_request() -> None:
@@ -53,7 +53,7 @@ def test_asked_again_without_a_signal_only_the_earlier_deadline_counts() -> None
     assert not world.ended
     world.pass_s(0.5)
     assert world.ended[0].exit_code == exits.ASKED
-    assert world.said(m.Died)[0].cause == "it was asked to leave within 5 s (notice) and did not make it"
+    assert world.said(m.Died)[0].cause == "was asked to leave within 5 s (notice) and did not make it"
 
 
 def test_a_deadline_that_passes_in_good_order_is_nothing() -> None:

@@ -93,11 +93,11 @@ def test_who_ended_because_it_was_asked_to_is_left_out_and_not_to_blame() -> Non
     world = World(groups=3)
     world.start("g0", "g1", "g2")
     leave(world, "g2")
-    world.say("g2", m.Died("SIGTERM: asked to end at once", 0, "", 3, asked=True))
+    world.say("g2", m.Died("was asked to end at once (SIGTERM)", 0, "", 3, asked=True))
     assert not world.noted("group_lost")
-    assert world.noted("left")[0]["reason"] == "SIGTERM: asked to end at once"
+    assert world.noted("left")[0]["reason"] == "was asked to end at once (SIGTERM)"
     world.promise_all(step=2)
-    assert world.activate("g0").cause == "g2 SIGTERM: asked to end at once"
+    assert world.activate("g0").cause == "g2 was asked to end at once (SIGTERM)"
     assert world.newest.groups == ("g0", "g1")
     drained = world.machine.drained("g2", "g2i1")
     assert not drained.here and not drained.left

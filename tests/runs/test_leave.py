@@ -171,9 +171,9 @@ def test_sigterm_twice_to_a_trainer_ends_it_in_mid_step_and_nobody_is_blamed(job
     facts = job.finish()
     assert not facts.lost, facts.lost
     facts.check(20, {"g0", "g1"}, {"g2": -9}, left={"g2"})
-    assert facts.one(schema.Left).reason == "SIGTERM to rank 0: asked to end at once"
-    assert facts.epochs[-1].cause == "g2 SIGTERM to rank 0: asked to end at once"
-    assert "ends with exit code 143: SIGTERM to rank 0: asked to end at once" in facts.said["g2"]
+    assert facts.one(schema.Left).reason == "was asked to end at once (SIGTERM to rank 0)"
+    assert facts.epochs[-1].cause == "g2 was asked to end at once (SIGTERM to rank 0)"
+    assert "ends with exit code 143: was asked to end at once (SIGTERM to rank 0)" in facts.said["g2"]
 
 
 def test_sigterm_before_the_group_is_a_member(job: Job) -> None:
