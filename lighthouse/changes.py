@@ -23,10 +23,12 @@ from lightkeeper.lighthouse.recovery import (
     unheard,
 )
 from lightkeeper.lighthouse.silence import Look
+from lightkeeper.lighthouse.speeds import changed, why
 
 COULD_NOT_FOLLOW = "it lost the entries before the one that made it a member"
 LAGS = "it lags by more than one entry"
 RECOVERIES_MAX = 3
+DEAL_S = 0.25
 NAMED_MAX = 8
 
 
@@ -158,6 +160,8 @@ class Changes(Leaves):
         for group in left_out:
             if group.gone is None and group.beat is not None and group.beat.epoch == 0:
                 continue  # it was taken in and had not switched yet: it follows on as a joiner
+            if group.gone is not None and group.gone.late:
+                continue  # it has ended, as it was asked to
             actions += self._fence(group, group.gone.cause if group.gone else LAGS)
         for group in self.groups.values():
             group.failed = None
@@ -225,12 +229,38 @@ class Changes(Leaves):
         members = staying + tuple(group.member() for group in sorted(joiners, key=lambda group: group.name))
         latest = self._planned()
         anew = self.unbuilt_s is not None and now >= self.unbuilt_s
-        if latest is not None and not anew and (latest.members == members or not self._replaces(latest, leavers)):
+        replaces = latest is not None and self._replaces(latest, leavers, joiners)
+        if latest is not None and not anew and (latest.members == members or not replaces):
             return []
         if members == self.newest.members and (latest is None or anew):
             return []
-        self.highest, self.unbuilt_s = self.highest + 1, None
         speeds = speeds_in([self._speed(member.group) for member in members])
+        reasons = [f"{name} leaves" for name in sorted(leavers)] + [f"{g.name} joins" for g in joiners]
+        return self._prepare_change(members, speeds, "; ".join(reasons), joiners)
+
+    def _plan_shares(self, now: float) -> list[Action]:
+        """Nobody comes or goes: other shares for the same members, if a step would end clearly sooner by them.
+
+        It follows no event, but time: a look at the speeds of all costs a deal, and is never urgent.
+        """
+        if now - self._dealt_s < max(DEAL_S, self.patience.beat_s):
+            return []
+        self._dealt_s = now
+        speeds = None if self._ready_joiners(now) else self._new_speeds()
+        if speeds is None:
+            return []
+        assert self.newest is not None
+        self._quiet = False
+        reason = why(self.newest, speeds)
+        actions = self._prepare_change(self.newest.members, speeds, reason, ())
+        self.reasons = {self.prepared[-1].epoch: reason}
+        return actions
+
+    def _prepare_change(
+        self, members: tuple[Member, ...], speeds: tuple[int, ...], reason: str, joiners: Sequence[Group]
+    ) -> list[Action]:
+        assert self.newest is not None
+        self.highest, self.unbuilt_s = self.highest + 1, None
         planned = Membership(Epoch(self.highest, self.term), members, self.newest.epoch, speeds)
         self.prepared.append(planned)
         prepare = m.Prepare(planned.epoch, self.newest.epoch, planned)
@@ -239,16 +269,20 @@ class Changes(Leaves):
             "base": self.newest.epoch,
             "members": list(planned.groups),
             "change": "planned",
-            "why": "; ".join([f"{name} leaves" for name in sorted(leavers)] + [f"{g.name} joins" for g in joiners]),
+            "why": reason,
         }
         actions: list[Action] = [Promised(self.highest, planned), Note("prepared", note)]
         for group in [*self._members(), *joiners]:
             actions += self._send(group, prepare)
         return actions
 
-    def _replaces(self, latest: Membership, leavers: set[str]) -> bool:
-        """Whether a planned change under way is worth replacing: it keeps a leaver, or a joiner that goes."""
+    def _replaces(self, latest: Membership, leavers: set[str], joiners: Sequence[Group]) -> bool:
+        """Whether a planned change under way is worth replacing: it keeps a leaver or a joiner that goes, or it has
+        nobody come or go, and now somebody does.
+        """
         assert self.newest is not None
+        if joiners and latest.members == self.newest.members:
+            return True
         gone = [
             member.group
             for member in latest.members
@@ -265,7 +299,11 @@ class Changes(Leaves):
         """A member shows that the entries have activated this planned epoch."""
         old, self.newest, self.prepared, self.shown = self.newest, planned, [], planned.epoch
         self.activation, self.unbuilt_s, self.unbuilt_times = None, None, 0
-        self.shrunk = old is not None and len(planned.members) < len(old.members)
+        cause, self.reasons = self.reasons.get(planned.epoch, "planned"), {}
+        if old is not None:
+            self.shrunk = len(planned.members) < len(old.members)
+            if changed(old, planned):
+                self.dealer.in_force(self._first_step_now())
         for member in old.members if old else ():
             group = self.groups.get(member.group)
             if group is not None and group.incarnation == member.incarnation and self._member(group.name) is None:
@@ -281,7 +319,7 @@ class Changes(Leaves):
                 "epoch": planned.epoch,
                 "members": list(planned.groups),
                 "first_step": self._first_step_now(),
-                "cause": "planned",
+                "cause": cause,
             },
         )
         return [Activated(planned), note, *actions]

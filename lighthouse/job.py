@@ -12,6 +12,7 @@ from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import EVEN, Epoch, Member, Membership, Term
 from lightkeeper.lighthouse.recovery import Recovery
 from lightkeeper.lighthouse.silence import Patience, stands
+from lightkeeper.lighthouse.speeds import Dealer, usual
 
 CALLS_S = 5.0  # within which a manager has tried all its addresses
 MAY_NOT = "this lighthouse may not leave anybody out until they come, or `lightkeeper fence` says that they are gone"
@@ -96,6 +97,7 @@ class Job:
         self.broken_off = history.broken_off
         self._said_s = now
         self._ticked_s = now
+        self._dealt_s = now  # when it was looked whether the shares are right
         self._quiet = False  # whether the last look found that nothing can change by itself
         self._clear()
         self._remember(history)
@@ -123,6 +125,8 @@ class Job:
         self.stopped: m.Stop | None = None
         self.told_to_stop = False
         self.copied: int | None = None
+        self.dealer = Dealer()
+        self.reasons: dict[Epoch, str] = {}  # for new shares, of `prepared`
         self.shrunk = False  # whether somebody left by the newest epoch, perhaps below the minimum
 
     def _remember(self, history: JobHistory) -> None:
@@ -313,9 +317,25 @@ class Job:
         return self.prepared[-1] if self.prepared else None
 
     def _speed(self, name: str) -> int:
-        """Relative speed by which a group is dealt work in the next epoch: as it was, if it was a member."""
-        slot = None if self.newest is None else self.newest.slot_of(name)
-        return EVEN if slot is None or self.newest is None else self.newest.speed_of(slot)
+        """Relative speed by which a group is dealt work in the next epoch: as it was; the usual one for a newcomer."""
+        if self.newest is None:
+            return EVEN
+        slot = self.newest.slot_of(name)
+        return usual(self.newest.speeds) if slot is None else self.newest.speed_of(slot)
+
+    def _new_speeds(self) -> tuple[int, ...] | None:
+        """Speeds by which the members' work is to be dealt from now on, if others than before, and if all is quiet."""
+        if self.newest is None or self.config is None or not self.config.by_speed or len(self.newest.members) < 2:
+            return None
+        if self.recovery is not None or self.stopped is not None or not self.reigns:
+            return None
+        members, number = self._members(), self.newest.epoch.number
+        quiet = self.copied is None and not self.prepared and len(members) == len(self.newest.members)
+        beats = [g.beat for g in members if g.in_touch and not g.leaving and g.failed is None and g.beat is not None]
+        if not quiet or len(beats) < len(members) or any(beat.epoch != number or beat.stopped_ms for beat in beats):
+            return None
+        step, total = max(beat.step for beat in beats), max(beat.total for beat in beats)
+        return self.dealer.look(step, self.newest, [beat.microbatch_us for beat in beats], total)
 
     def _first_step_now(self) -> int:
         return max((g.beat.step for g in self._members() if g.beat), default=0)

@@ -102,6 +102,7 @@ class JobMachine(Changes):
             considered = self._consider(now)
             self._quiet = not considered and self._settled()
             actions += considered
+        actions += self._plan_shares(now)
         if now - self._said_s >= REPEAT_S:
             self._said_s = now
             if self.stopped is None:

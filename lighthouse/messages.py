@@ -26,6 +26,7 @@ class Hello:
         promised: highest epoch number this manager has promised; above `known` if a recovery was interrupted.
         place: of this lighthouse in the manager's list of addresses, from 1; 0 if it has no other address.
         died: the group is over, and no lighthouse was there to be told; nothing else follows on the stream.
+        by_speed: whether work is dealt by speed; else all work alike. The same in all groups of a job.
     """
 
     job: str
@@ -42,6 +43,7 @@ class Hello:
     follows: bool = False
     place: int = 0
     died: Died | None = None
+    by_speed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Beat:
         phase: what the group's slowest rank does.
         waiting_ms: how long the group has been standing in a reduce, 0 if it does not stand.
         stopped_ms: how long a rank has been stopped (frozen by a signal) without beating, 0 if none is.
+        microbatch_us: microseconds that its slowest rank takes for a microbatch, 0 if that is not known.
+        total: microbatches of the step, over all groups.
     """
 
     epoch: int
@@ -83,6 +87,8 @@ class Beat:
     phase: str
     waiting_ms: int = 0
     stopped_ms: int = 0
+    microbatch_us: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from lightkeeper.lighthouse.actions import Action, Activated, Close, Note, Send,
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import CALLS_S, Death, Job
 from lightkeeper.lighthouse.names import Member, Membership
+from lightkeeper.lighthouse.speeds import Dealer
 
 FENCED_KEPT_MAX = 10_000
 VISITS_MAX = 10_000
@@ -48,7 +49,7 @@ class TakeOver(Job):
         """An epoch that another lighthouse, or another's `Prepare`, put in force."""
         actions = self._lose_reign() + self._void_words(newest)
         self.newest, self.reigns, self.prepared, self.shown = newest, False, [], newest.epoch
-        self.shrunk = False
+        self.shrunk, self.dealer = False, Dealer()
         self.highest = max(self.highest, newest.epoch.number)
         self.visits.clear()  # who called before it knew the epoch may have found another lighthouse since
         self._expect(newest)

@@ -23,12 +23,14 @@ class RankView:
     Attributes:
         waiting_s: how long it has been standing in a reduce, 0 if it does not.
         stopped_s: how long it has been stopped by a signal, 0 if it is not.
+        microbatch_us: microseconds that it takes for a microbatch, 0 if that is not known.
     """
 
     phase: str
     step: int
     waiting_s: float
     stopped_s: float
+    microbatch_us: int = 0
 
 
 class Answers:

@@ -52,6 +52,7 @@ class GroupMachine(Leaving):
             follows=self.following,
             place=place,
             died=self.died,
+            by_speed=s.deal == "speed",
         )
 
     def connected(self, now: float, place: int = 0) -> list[Action]:
@@ -323,4 +324,5 @@ class GroupMachine(Leaving):
         if phase == "follow" and self.lost:
             phase = "heal"  # another rank needs a fresh copy: the group cannot be taken in
         number = 0 if self.known is None else self.known.epoch.number
-        return m.Beat(number, self.step, phase, round(waiting_s * 1000), round(stopped_s * 1000))
+        pace_us = max((view.microbatch_us for view in views.values()), default=0)  # a group is as slow as its slowest
+        return m.Beat(number, self.step, phase, round(waiting_s * 1000), round(stopped_s * 1000), pace_us, self.total)

@@ -29,7 +29,7 @@ PHASES = (
     "before",
 )
 STANDING = ("before", "reduce", "closing")  # in these it waits for the other groups
-_LAYOUT = struct.Struct("<qqqqq")  # phase, step, since_ns, beat_ns, microbatches
+_LAYOUT = struct.Struct("<qqqqqq")  # phase, step, since_ns, beat_ns, microbatches, microbatch_us
 SIZE = _LAYOUT.size
 _BEAT = struct.Struct("<q")
 _BEAT_AT = 24
@@ -45,6 +45,7 @@ class Progress:
         since_s: seconds in this phase.
         silent_s: seconds since the rank's own thread last beat.
         microbatches: microbatches begun in this step.
+        microbatch_us: microseconds that one takes, 0 while that is not known.
     """
 
     phase: str
@@ -52,6 +53,7 @@ class Progress:
     since_s: float
     silent_s: float
     microbatches: int
+    microbatch_us: int = 0
 
 
 class ProgressPage:
@@ -70,13 +72,14 @@ class ProgressPage:
         finally:
             os.close(descriptor)
         self.phase, self.step = "start", 0
+        self.microbatch_us = 0  # shown from the next phase on
         self.enter("start", 0)
 
     def enter(self, phase: str, step: int, microbatches: int = 0) -> None:
         """The training thread is in this phase from now on."""
         now = time.monotonic_ns()
         self.phase, self.step = phase, step
-        self._page[:SIZE] = _LAYOUT.pack(PHASES.index(phase), step, now, now, microbatches)
+        self._page[:SIZE] = _LAYOUT.pack(PHASES.index(phase), step, now, now, microbatches, self.microbatch_us)
 
     def beat(self) -> None:
         """The rank's listening thread lives."""
@@ -91,6 +94,6 @@ def read_progress(path: Path) -> Progress | None:
         return None
     if len(raw) != SIZE:
         return None
-    phase, step, since_ns, beat_ns, microbatches = _LAYOUT.unpack(raw)
+    phase, step, since_ns, beat_ns, microbatches, microbatch_us = _LAYOUT.unpack(raw)
     now = time.monotonic_ns()
-    return Progress(PHASES[phase], step, (now - since_ns) / 1e9, (now - beat_ns) / 1e9, microbatches)
+    return Progress(PHASES[phase], step, (now - since_ns) / 1e9, (now - beat_ns) / 1e9, microbatches, microbatch_us)

@@ -24,6 +24,7 @@ from lightkeeper.manager.faults import VARIABLE, Injector, parse_faults
 from lightkeeper.manager.fingerprint import Modules, Optimizers, named_optimizers
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, Over
 from lightkeeper.manager.joining import Joiner
+from lightkeeper.manager.pace import Pace
 from lightkeeper.manager.progress import ProgressPage
 from lightkeeper.manager.randomness import seed_microbatch
 from lightkeeper.manager.record import StepRecord
@@ -105,6 +106,7 @@ class Rank:
         )  # fmt: skip
         self._client = ManagerClient(self._manager.socket, register, self.page, self._manager.how_it_ended)
         registered = self._client.registered
+        self._pace = Pace()
         self._record = StepRecord(self.settings, registered.incarnation, self.rank)
         me = (self.settings.group, self.rank)
         faults = tuple(f for f in parse_faults(os.environ.get(VARIABLE, "")) if (f.group, f.rank) == me)

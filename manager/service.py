@@ -293,7 +293,7 @@ class ManagerService:
             self._stopped_since.pop(rank, None)
             since = now
         waiting_s = page.since_s if page.phase in STANDING else 0.0
-        return RankView(page.phase, page.step, waiting_s, now - since)
+        return RankView(page.phase, page.step, waiting_s, now - since, page.microbatch_us)
 
     # ------------------------------------------------------------ time and words
 

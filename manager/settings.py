@@ -16,6 +16,7 @@ from lightkeeper.manager.addresses import check_lighthouse, has_alternatives
 PREFIX = "LIGHTKEEPER_"
 START_BUDGETS = 10
 GROUPS_MAX = 1_000_000
+DEALS = ("speed", "even")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Settings:
         host: address at which peers reach this node; empty takes the interface that routes to the lighthouse.
         bucket_mb: size of a gradient bucket, in MiB.
         history_mb: bound on the entries kept while a group joins, in MiB; beyond it the joiner starts over.
+        deal: ``speed``: who is slower gets fewer microbatches; ``even``: all get as many. Alike in all groups.
         notice_file: when this file appears the group leaves, within the seconds that it holds if it holds any; empty:
             no file is looked for.
         fingerprint_every: the state's fingerprint is written to the event log after every so many steps; 0 never.
@@ -56,6 +58,7 @@ class Settings:
     bucket_mb: float = 16.0
     history_mb: float = 4096.0
     fingerprint_every: int = 0
+    deal: str = "speed"
     notice_file: str = ""
 
     def __post_init__(self) -> None:
@@ -73,6 +76,8 @@ class Settings:
             raise UsageError(f"history_mb {self.history_mb}: give 0 to {1 << 20} MiB")
         if not math.isfinite(self.start_window_s):
             raise UsageError(f"start_window_s {self.start_window_s}: give a number of seconds")
+        if self.deal not in DEALS:
+            raise UsageError(f"deal {self.deal!r}: give {' or '.join(DEALS)}")
         if self.start_window_s < 0 or self.fingerprint_every < 0:
             raise UsageError("start_window_s and fingerprint_every are not negative")
         for name in ("job", "group"):

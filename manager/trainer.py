@@ -203,6 +203,7 @@ class Manager(Follower):
         """A microbatch starts."""
         assert self._reducer is not None
         self._record.computes(k)
+        self._pace.begins(step.index, time.monotonic())
         self._enter("compute", step.index, self._record.computed)
         self._sync.microbatch(last)
         self._reducer.microbatch(k, last)
@@ -254,6 +255,8 @@ class Manager(Follower):
             )
         if self._averages is not None:
             self._averages.computed(self._contribute_buffers)
+        self._pace.ends(time.monotonic())
+        self.page.microbatch_us = self._pace.microbatch_us
         self._enter("reduce", step.index)
         self._record.reduces()
         try:
@@ -352,6 +355,7 @@ class Manager(Follower):
         found["sync"] = self._when
         found["bucket_mb"] = str(self.settings.bucket_mb)
         found["reduction"] = type(self._reducer).__name__
+        found["deal"] = self.settings.deal
         found["registered"] = ", ".join(self._registry.shared)
         found["torch"] = str(torch.__version__)
         return found

@@ -139,7 +139,7 @@ class ToManager(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died")
+    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died", "by_speed")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class Hello(_message.Message):
     FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
+    BY_SPEED_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
     incarnation: str
@@ -168,7 +169,8 @@ class Hello(_message.Message):
     follows: bool
     place: int
     died: Died
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
+    by_speed: bool
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., by_speed: _Optional[bool] = ...) -> None: ...
 
 class Acknowledged(_message.Message):
     __slots__ = ("term",)
@@ -194,18 +196,22 @@ class Join(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms")
+    __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms", "microbatch_us", "total")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_MS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_US_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     phase: str
     waiting_ms: int
     stopped_ms: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ...) -> None: ...
+    microbatch_us: int
+    total: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Promise(_message.Message):
     __slots__ = ("epoch", "known", "prepared", "last", "held", "total")

@@ -54,8 +54,8 @@ class _Drain:
     """One request, until it is known what became of it."""
 
     def __init__(self, group: str, deadline_s: float | None, job: str, token: str) -> None:
-        self.group, self.job, self.token = group, job, token
-        self.until_s = None if deadline_s is None else time.monotonic() + deadline_s
+        self.group, self.deadline_s, self.job, self.token = group, deadline_s, job, token
+        self.until_s: float | None = None  # from when the group was asked
         self.incarnation = ""
 
     def run(self, addresses: tuple[str, ...]) -> int:
@@ -65,11 +65,12 @@ class _Drain:
             NotDrained: if it cannot be asked, or ends otherwise.
         """
         asked = self._ask_one_of(addresses)
-        address, reply = asked.address, asked.reply
+        address, reply, answered_s = asked.address, asked.reply, time.monotonic()
         self.incarnation = reply.incarnation
-        within = "" if self.until_s is None else f" within {self.until_s - time.monotonic():.0f} s"
+        if self.deadline_s is not None:
+            self.until_s = answered_s + self.deadline_s
+        within = "" if self.deadline_s is None else f" within {self.deadline_s:g} s"
         typer.echo(f"{self.group} is asked to leave{within}")
-        answered_s = time.monotonic()
         while reply.here:
             time.sleep(LOOK_S)
             said = self._call(address, check=True)
@@ -102,7 +103,9 @@ class _Drain:
     def _call(self, address: str, check: bool) -> Said:
         from lightkeeper.protos import lighthouse_pb2
 
-        left_s = 0.0 if self.until_s is None else max(0.001, self.until_s - time.monotonic())
+        left_s = self.deadline_s or 0.0
+        if self.until_s is not None:
+            left_s = max(0.001, self.until_s - time.monotonic())
         request: Any = lighthouse_pb2.DrainGroupRequest(
             group=self.group, by=f"{getpass.getuser()}@{socket.gethostname()}", incarnation=self.incarnation,
             deadline_ms=round(1000 * left_s), check=check,

@@ -61,6 +61,13 @@ OPTIONS: dict[str, Any] = {
     "host": _option(str, "--host", "Address at which peers reach this node.", "the interface towards the lighthouse"),
     "bucket_mb": _option(float, "--bucket-mb", "Size of a gradient bucket, MiB.", "16"),
     "history_mb": _option(float, "--history-mb", "Bound on the entries kept while a group joins, MiB.", "4096"),
+    "deal": _option(
+        str,
+        "--deal",
+        "Who is slower gets fewer microbatches (speed), or all get as many (even); alike in all groups.",
+        "speed",
+        "speed|even",
+    ),
     "notice_file": _option(
         Path,
         "--notice-file",

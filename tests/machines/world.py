@@ -189,10 +189,12 @@ class World:
         waiting_ms: int = 0,
         epoch: int | None = None,
         stopped_ms: int = 0,
+        microbatch_ms: float = 0.0,
+        total: int = 24,
     ) -> None:
         if epoch is None:
             epoch = 0 if self.machine.newest is None else self.newest.epoch.number
-        self.say(speaker, m.Beat(epoch, step, phase, waiting_ms, stopped_ms))
+        self.say(speaker, m.Beat(epoch, step, phase, waiting_ms, stopped_ms, round(1000 * microbatch_ms), total))
 
     def fail(
         self, speaker: str, step: int = 0, error: str = "connection closed by peer", suspects: tuple[str, ...] = ()
