@@ -16,7 +16,8 @@ import sys
 import torch
 import xxhash
 
-_MICROBATCH, _APPLY = 1, 2
+_MICROBATCH, _APPLY, _SAMPLE = 1, 2, 3
+COLLATE = -1  # as a sample's place: what puts the samples together
 
 
 def seed_microbatch(seed: int, step: int, k: int, place: int) -> None:
@@ -29,16 +30,21 @@ def seed_apply(seed: int, step: int) -> None:
     _seed_all(derive(_APPLY, seed, step, 0, 0))
 
 
+def seed_sample(seed: int, step: int, k: int, place: int) -> None:
+    """Set all random state for the sample at `place` of microbatch `k`, whoever reads it and whoever splits it."""
+    _seed_all(derive(_SAMPLE, seed, step, k, place), devices=False)
+
+
 def derive(use: int, seed: int, step: int, k: int, place: int) -> int:
     """A 64-bit seed; the arguments count modulo 2**64."""
     mask = (1 << 64) - 1
     return xxhash.xxh3_64_intdigest(struct.pack("<5Q", *(x & mask for x in (use, seed, step, k, place))))
 
 
-def _seed_all(value: int) -> None:
-    """Seed torch (CPU, and CUDA if it is in use), `random`, and numpy if it has been imported."""
+def _seed_all(value: int, devices: bool = True) -> None:
+    """Seed torch (CPU, and CUDA if it is in use and meant), `random`, and numpy if it has been imported."""
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
+    if devices and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
     random.seed(value)
     numpy = sys.modules.get("numpy")

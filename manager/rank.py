@@ -37,6 +37,7 @@ from lightkeeper.manager.step import Step
 from lightkeeper.manager.sync import GradientSync, Sync
 from lightkeeper.manager.transfer.client import TransferFailed
 from lightkeeper.manager.usererrors import report_exceptions
+from lightkeeper.manager.watch import Watcher, feared_share, probable_share
 from lightkeeper.manager.within import Within, place_of
 from lightkeeper.wire import own_address_towards
 from lightkeeper.words import say
@@ -113,12 +114,14 @@ class Rank:
         self._injector = Injector(faults, f"rank {self.settings.group}/{self.rank}", registered.pid, self._record.write)
         backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
         self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.form_timeout_s)
-        self._client.listen(_Pushes(self._epochs, self._entries, self._joiner))
+        self._plan: local.Plan | None = None
+        self._watchers: list[Watcher] = []
+        self._suspects: tuple[str, ...] | None = None  # None: nobody is suspected; empty: somebody
+        self._client.listen(_Pushes(self._epochs, self._entries, self._joiner, self._aborted))
         self._signals = LeaveSignal(lambda: self._client.wish_to_leave(f"SIGTERM to rank {self.rank}"))
         report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
         self._within: Within | None = None
         self._reducer: Reducer | None = None
-        self._plan: local.Plan | None = None
         self._microbatches: Microbatches = 0
         self._until: int | None = None
         self._share: tuple[int, ...] = ()
@@ -153,6 +156,7 @@ class Rank:
         if not suspects and isinstance(error, GroupFailed) and error.aborted is None and not error.waited:
             suspects = (self.settings.group,)  # it failed here, and nobody's connection broke
         self._record.failed()
+        self._fear(suspects)
         return local.Vote(
             epoch=self._plan.epoch,
             step=self.page.step,
@@ -210,6 +214,7 @@ class Rank:
             self._enter("recover", self.page.step)
             self._reducer.retry()
             self._attempt, self._ready = 0, 0  # what was prepared on the epoch that failed is void
+            self._suspects = None
             try:
                 self._group = self._epochs.take(plan.epoch)
                 self._reducer.attach(self._group)
@@ -279,8 +284,43 @@ class Rank:
             self._group = self._epochs.take(epoch)
         except GroupFailed as error:
             self._group = Over(error)  # a recovery has ended it already: the next reduce says so
+        self._suspects = None
         self._reducer.attach(self._group)
         self._epochs.retire(epoch, self.settings.form_timeout_s)
+
+    # ------------------------------------------------------------ who reads data ahead
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tells a data loader from now on what this rank is dealt and what was committed; see `Watcher`."""
+        self._watchers.append(watcher)
+
+    def expected_share(self, index: int) -> tuple[int, ...]:
+        """Microbatches that this group has still to compute in a step: known of the step at hand, of a later one a
+        guess by the membership in force. On the training thread.
+        """
+        if self._step is not None and self._step.index == index:
+            return self._step.share()
+        plan = self._plan
+        return () if plan is None or self._follows else probable_share(plan, self._total(index))
+
+    def feared_share(self) -> tuple[int, ...]:
+        """Further microbatches of the step at hand that may fall to this group; none while no peer is suspected."""
+        plan, step, suspects = self._plan, self._step, self._suspects
+        if plan is None or step is None or step.voted or suspects is None or self._follows:
+            return ()
+        return feared_share(plan, step.total, self._share, suspects)
+
+    def _fear(self, suspects: tuple[str, ...]) -> None:
+        self._suspects = suspects
+        for watcher in self._watchers:
+            watcher.feared()
+
+    def _aborted(self, below: int, reason: str) -> None:
+        """Epochs are over; called by the listening thread."""
+        self._epochs.abort(below, reason)
+        plan = self._plan
+        if plan is not None and plan.epoch < below and self._suspects is None:
+            self._fear(())
 
     # ------------------------------------------------------------ small helpers
 
@@ -342,8 +382,8 @@ def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:
 class _Pushes:
     """What the manager pushes: to the process groups, and to what is held for joiners."""
 
-    def __init__(self, epochs: Epochs, entries: EntryHolder, joiner: Joiner) -> None:
-        self.abort, self.build = epochs.abort, epochs.build
+    def __init__(self, epochs: Epochs, entries: EntryHolder, joiner: Joiner, abort: Callable[[int, str], None]) -> None:
+        self.abort, self.build = abort, epochs.build
         self.instead = joiner.instead
         self.touch, self.release = entries.touch, entries.release
 

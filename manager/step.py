@@ -60,6 +60,11 @@ class Step:
                 break
         self.commit()
 
+    @property
+    def voted(self) -> bool:
+        """Whether the group has committed, so that nothing is left to compute."""
+        return self._voted
+
     def share(self) -> tuple[int, ...]:
         """Microbatches that are still to be computed here, now; empty if there are none."""
         return self._open
@@ -95,6 +100,7 @@ class Step:
             self._open = ()
             return True
         self._open = further
+        self._manager.deals(further)
         return False
 
     def commit(self) -> None:

@@ -142,13 +142,16 @@ class Manager(Follower):
             self._start()
         assert self._reducer is not None
         if self._follows or self._applies:
-            return self._begin_replay()
-        index = self.page.step
-        self._begin_at(index)
-        self._enter("compute", index)
-        self._start_step()
-        self._step = Step(self, index, self._total(index), self._share, lead=self._slot == 0)
-        return self._step
+            step = self._begin_replay()
+        else:
+            index = self.page.step
+            self._begin_at(index)
+            self._enter("compute", index)
+            self._start_step()
+            step = self._step = Step(self, index, self._total(index), self._share, lead=self._slot == 0)
+        for watcher in self._watchers:
+            watcher.begins(step.index)
+        return step
 
     def finish(self) -> None:
         """Ends the run: an empty reduce with all members proves that its last step is final.
@@ -285,6 +288,11 @@ class Manager(Follower):
         outcome_of = self._recover(answer)
         return None if outcome_of == "committed" else self._open_share()
 
+    def deals(self, further: tuple[int, ...]) -> None:
+        """Further microbatches of the step are to be computed here."""
+        for watcher in self._watchers if further else ():
+            watcher.dealt()
+
     def commit(self, step: Step) -> Mapping[str, torch.Tensor]:
         """Puts the entry into `p.grad`; returns the user's extras."""
         assert self._reducer is not None and self._outcome is not None
@@ -293,6 +301,8 @@ class Manager(Follower):
         self._reducer.commit()
         self._entries.committed(self._reduced_as)
         self._record.commits(self._outcome)
+        for watcher in self._watchers:
+            watcher.committed(step.index, self._outcome.reduced)
         self._enter("apply", step.index)
         if self._averages is not None:
             self._averages.commit(self._outcome.reduced.pop(EXTRA), step.total * self.place.count)
