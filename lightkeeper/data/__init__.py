@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightkeeper.data.permutation import permuted
 from lightkeeper.data.sampler import DealtSampler, Schedule, samples
 
 if TYPE_CHECKING:
+    from lightkeeper.data.share import ShareLoader
     from lightkeeper.data.text import ByteText, TextBatches
 
-__all__ = ["ByteText", "DealtSampler", "Schedule", "TextBatches", "permuted", "samples"]
+__all__ = ["ByteText", "DealtSampler", "Schedule", "ShareLoader", "TextBatches", "permuted", "samples"]
+
+
+_HOMES = {  # what needs torch is loaded on first use
+    "ByteText": "lightkeeper.data.text",
+    "ShareLoader": "lightkeeper.data.share",
+    "TextBatches": "lightkeeper.data.text",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ByteText", "TextBatches"):
-        from lightkeeper.data import text
-
-        return getattr(text, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'lightkeeper.data' has no attribute {name!r}")
