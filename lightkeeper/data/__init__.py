@@ -1,4 +1,4 @@
-"""Which samples a microbatch holds: a pure function of (seed, step, microbatch)."""
+"""Which samples a microbatch holds, a pure function of (seed, step, microbatch); loaders that read them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from lightkeeper.data.sampler import DealtSampler, Schedule, samples
 
 if TYPE_CHECKING:
     from lightkeeper.data.share import ShareLoader
+    from lightkeeper.data.streams import StreamLoader
     from lightkeeper.data.text import ByteText, TextBatches
 
-__all__ = ["ByteText", "DealtSampler", "Schedule", "ShareLoader", "TextBatches", "permuted", "samples"]
+__all__ = ["ByteText", "DealtSampler", "Schedule", "ShareLoader", "StreamLoader", "TextBatches", "permuted", "samples"]
 
 
 _HOMES = {  # what needs torch is loaded on first use
     "ByteText": "lightkeeper.data.text",
     "ShareLoader": "lightkeeper.data.share",
+    "StreamLoader": "lightkeeper.data.streams",
     "TextBatches": "lightkeeper.data.text",
 }
 
