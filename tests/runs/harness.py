@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from facts import Facts, Gold, read_trace
+from facts import Facts, Gold, Traced, read_trace
 
 from lightkeeper.errors import RunFolderError
 from lightkeeper.events import schema
@@ -319,6 +319,10 @@ class Job:
         """What it has printed so far."""
         path = self.output(name)
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def trace(self, name: str) -> Traced:
+        """A trainer's own account so far."""
+        return read_trace(self.folder / f"trace-{name}")
 
     def events(self) -> list[schema.Event]:
         """All events so far, in order."""

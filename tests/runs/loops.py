@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -83,13 +84,15 @@ class Trace:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Runs one of the loops below by its name."""
+    """Runs one of the loops below, or of `dataloops`, by its name."""
     options = {**DEFAULTS, **options}
     torch.set_num_threads(1)
     torch.manual_seed(0)
     from training import LOOPS as MORE  # it takes its parts from here
 
-    {**LOOPS, **MORE}[options["loop"]](options)
+    known = {**LOOPS, **MORE}
+    loop = known.get(options["loop"]) or getattr(importlib.import_module("dataloops"), options["loop"])
+    loop(options)
 
 
 # ---------------------------------------------------------------- the model

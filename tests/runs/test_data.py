@@ -1,0 +1,193 @@
+"""Loaders in real jobs: over the committed steps every sample is consumed exactly once, whoever died or came in."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import dataloops
+import loops
+import pytest
+from facts import Facts
+from harness import Job, names
+
+from lightkeeper.data import ShareLoader
+from lightkeeper.events import schema
+from lightkeeper.events.reader import seconds_between
+
+
+def consumed(facts: Facts, steps: int) -> dict[tuple[int, int], list[Any]]:
+    """What went into each microbatch of the committed steps: (step, k) to what its one consumer traced."""
+    found: dict[tuple[int, int], list[Any]] = {}
+    for name, pid in facts.pids.items():
+        read = {(step, k): told for step, k, *told in facts.traces[name].all("ids")}
+        for commit in facts.all(schema.Committed, pid=pid):
+            for k in commit.microbatches:
+                assert (commit.step, k) not in found, f"microbatch {k} of step {commit.step} went in twice"
+                found[commit.step, k] = read[commit.step, k]
+    assert {step for step, _ in found} == set(range(steps))
+    return found
+
+
+def check_samples(facts: Facts, steps: int, **options: Any) -> list[int]:
+    """Every microbatch held its own samples, augmented alike whoever read them; all samples in order."""
+    o = {**loops.DEFAULTS, **dataloops.DEFAULTS, **options}
+    sampler = dataloops.sampler_of(o)
+    found, row = consumed(facts, steps), []
+    with ShareLoader(dataloops.Numbers(), sampler, workers=0, seed=o["seed"]) as plain:
+        for step in range(steps):
+            for k in range(sampler.schedule.of(step)):
+                ids, x = plain.batch(step, k)
+                assert found.pop((step, k)) == [ids.tolist(), x.double().sum().item()], (step, k)
+                row += ids.tolist()
+    assert not found
+    return row
+
+
+def check_passes(row: list[int], n: int) -> None:
+    """Each whole pass over the data holds each sample once, the last one none twice."""
+    assert len(row) >= n
+    for at in range(0, len(row) - n + 1, n):
+        assert sorted(row[at : at + n]) == list(range(n))
+    rest = Counter(row[len(row) // n * n :])
+    assert not rest or max(rest.values()) == 1
+
+
+def sockets_of(pid: int) -> set[str]:
+    links = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    return {link for link in links if link.startswith("socket:")}
+
+
+def test_53_four_groups_become_three_and_later_passes_are_whole(job: Job) -> None:
+    """Lengths that neither 3 nor 4 divides; three passes and a bit. And: a worker has none of its trainer's sockets."""
+    o: dict[str, Any] = {"samples": 50, "size": 3, "microbatches": 7, "delay": 0.02}
+    job.start_all(4, steps=8, loop="share", fault="kill:g3:reduce:3", **o)
+    pid = job.wait_for(schema.Committed, group="g0", step=1).pid
+    ((workers,),) = job.trace("g0").all("workers")
+    of_worker = sockets_of(workers[0])  # torch hands tensors' memory over by a socket of the worker's own
+    assert len(workers) == 1 and len(of_worker) <= 1 and sockets_of(pid) and not of_worker & sockets_of(pid)
+    facts = job.finish()
+    facts.check(8, set(names(3)), {"g3": -9})
+    facts.fault("kill", "reduce", "g3", 3)
+    assert facts.lost.keys() == {"g3"}
+    check_passes(check_samples(facts, 8, **o), 50)
+
+
+def test_47_a_group_that_dies_and_comes_back_consumes_to_the_end_of_the_data(job: Job) -> None:
+    """20 batches, g1 is killed after backward at step 7 and started again; all end within 2 s of each other."""
+    o: dict[str, Any] = {"samples": 20 * 6 * 3, "delay": 0.3, "hurry": str(job.folder / "hurry"), "loop": "share"}
+    job.heal_options = {"steps": 20, **o}
+    job.start_all(3, only={"g1": {"behave": "kill-after-backward:7"}}, **job.heal_options)
+    job.return_of("g1", behave="")
+    job.await_rejoin("g1")
+    facts = job.finish()
+    facts.check_healed(20, {"g0": 0, "g1": -9, "g2": 0, "g1-again": 0}, {"g1"}, tuple(names(3)))
+    facts.fault("kill", "compute", "g1", 7)
+    assert [k for s, k in facts.traces["g1"].forward if s == 7], "it had computed"
+    assert facts.one(schema.Rejoined, pid=facts.pids["g1-again"]).step < 20
+    row = check_samples(facts, 20, **o)
+    assert sorted(row) == list(range(20 * 6 * 3)), "one pass, each sample once"
+    ends = [e for e in facts.all(schema.Finished) if e.fingerprint]
+    assert len(ends) == 3 and abs(seconds_between(ends[0], ends[-1])) < 2.0
+
+
+@pytest.mark.long
+def test_49_the_share_of_an_absent_group_is_read_by_the_others(job: Job) -> None:
+    """Four groups; g3 is away from step 10 on and comes back: a whole pass, nothing twice."""
+    o: dict[str, Any] = {"samples": 40 * 8 * 2, "size": 2, "microbatches": 8, "delay": 0.15, "load_s": 0.01}
+    o |= {"hurry": str(job.folder / "hurry"), "loop": "share", "workers": 2}
+    job.heal_options = {"steps": 40, **o}
+    job.start_all(4, fault="kill:g3:compute:10", **job.heal_options)
+    job.return_of("g3")
+    job.await_rejoin("g3")
+    facts = job.finish()
+    codes = {"g0": 0, "g1": 0, "g2": 0, "g3": -9, "g3-again": 0}
+    facts.check_healed(40, codes, {"g3"}, tuple(names(4)))
+    assert facts.one(schema.Rejoined).step > 11
+    assert sorted(check_samples(facts, 40, **o)) == list(range(40 * 8 * 2))
+
+
+def test_52_groups_come_in_and_leave_without_a_gap_or_a_repeat(job: Job) -> None:
+    """One group, then two, then three, then one again: the data goes on where it was."""
+    o: dict[str, Any] = {"samples": 97, "size": 2, "microbatches": 5, "delay": 0.1, "loop": "share"}
+    o |= {"hurry": str(job.folder / "hurry")}
+    job.settings.update(groups=3, minimum=1, start_window_s=0.5)
+    job.start_lighthouse()
+    job.start("g0", steps=60, **o)
+    job.wait_for(schema.Committed, group="g0", step=1)
+    for group in ("g1", "g2"):
+        job.start(group, steps=60, leave=str(job.folder / f"leave-{group}"), **o)
+        job.wait_for(schema.Rejoined, group=group)
+    job.wait_for(schema.Committed, group="g2", step=job.wait_for(schema.Rejoined, group="g2").step + 2)
+    for group in ("g2", "g1"):
+        (job.folder / f"leave-{group}").touch()
+        job.wait(group)
+    job.hurry()
+    facts = job.finish()
+    assert facts.codes == dict.fromkeys(names(3), 0) and not facts.lost
+    assert [len(members) for members in facts.members] == [1, 2, 3, 2, 1], facts.members
+    check_passes(check_samples(facts, 60, **o), 97)
+
+
+# ---------------------------------------------------------------- streams
+
+
+def check_items(facts: Facts, steps: int, microbatches: int | list[int]) -> None:
+    """Each slot's stream was read item by item, by whoever it was, and every end knows where it stands."""
+    total_of = loops.per_step(microbatches)
+    positions: Counter[int] = Counter()
+    found = consumed(facts, steps)
+    for step in range(steps):
+        for k in range(total_of if isinstance(total_of, int) else total_of(step)):
+            assert found.pop((step, k)) == [positions[k]], (step, k)
+            positions[k] += 1
+    assert not found
+    whole = [name for name in facts.codes if steps - 1 in facts.traces[name].digests]
+    ends = [end for name in whole for end in facts.traces[name].all("positions")]
+    assert ends and all(end == [[positions[k] for k in sorted(positions)]] for end in ends)
+
+
+def test_streams_go_on_over_a_death_a_failed_reduce_and_a_return(job: Job) -> None:
+    """g2 dies with its share read but not reduced, g1's reduce fails now and then; g2 comes back to other slots."""
+    o: dict[str, Any] = {"loop": "stream", "delay": 0.03, "hurry": str(job.folder / "hurry"), "steps": 60}
+    job.heal_options = o
+    only = {"g2": {"behave": "kill-after-backward:5"}, "g1": {"behave": "transient-every:7"}}
+    job.start_all(3, only=only, **o)
+    job.return_of("g2")
+    job.await_rejoin("g2")
+    facts = job.finish()
+    codes = {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}
+    assert facts.codes == codes and set(facts.lost) == {"g2"}
+    facts.fault("kill", "compute", "g2", 5)
+    assert facts.traces["g1"].all("transient") and facts.all(schema.ReduceFailed, group="g1")
+    assert [k for s, k in facts.traces["g2"].forward if s == 5] == [4, 5], "read, and thrown away with the group"
+    check_items(facts, 60, 6)
+    assert "took over the streams of slots" in facts.said["g0"]
+    assert re.search(r"[1-9]\d* items read again and thrown away, 0 states loaded", facts.said["g2-again"])
+
+
+@pytest.mark.long
+def test_streams_with_states_over_joins_leaves_and_a_ramp(job: Job) -> None:
+    o: dict[str, Any] = {"loop": "stream", "microbatches": [3, 6, 1, 5], "delay": 0.1, "state_bytes": 64}
+    o |= {"hurry": str(job.folder / "hurry"), "steps": 60}
+    job.settings.update(groups=3, minimum=1, start_window_s=0.5)
+    job.start_lighthouse()
+    job.start("g0", **o)
+    job.wait_for(schema.Committed, group="g0", step=1)
+    for group in ("g1", "g2"):
+        job.start(group, leave=str(job.folder / f"leave-{group}"), **o)
+        job.wait_for(schema.Rejoined, group=group)
+    job.wait_for(schema.Committed, group="g2", step=job.wait_for(schema.Rejoined, group="g2").step + 4)
+    (job.folder / "leave-g1").touch()
+    job.wait("g1")
+    os.kill(job.trainers["g2"].pid or 0, 9)
+    job.wait("g2")
+    job.hurry()
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": 0, "g2": -9} and set(facts.lost) == {"g2"}
+    assert [len(members) for members in facts.members][:3] == [1, 2, 3]
+    check_items(facts, 60, [3, 6, 1, 5])
+    assert re.search(r"[1-9]\d* states loaded", facts.said["g1"]) and "would spare" not in facts.said["g1"]
