@@ -216,12 +216,8 @@ class Rank:
             self._attempt, self._ready = 0, 0  # what was prepared on the epoch that failed is void
             self._suspects = None
             try:
-                self._group = self._epochs.take(plan.epoch)
-                self._reducer.attach(self._group)
-                self._epochs.drop(plan.epoch)
+                self._together(self._take_up)
                 if plan.adopt is None:
-                    self._share = plan.share
-                    self._reduce_before()
                     return "again"
                 self._adopt(plan.adopt)
                 vote = self._vote_for("adopted")
@@ -232,10 +228,43 @@ class Rank:
                 return "committed"
             answer = next_answer
 
+    def _take_up(self) -> None:
+        """Takes the plan's epoch up: its group, and what a step that is done in it needs first."""
+        assert self._plan is not None and self._reducer is not None
+        self._group = self._epochs.take(self._plan.epoch)
+        self._reducer.attach(self._group)
+        self._epochs.drop(self._plan.epoch)
+        if self._plan.adopt is None:
+            self._share = self._plan.share
+            self._reduce_before()
+
+    def _together(self, do: Callable[[], None]) -> None:
+        """Does what all ranks of this group must have done before one of them goes on in the plan's epoch.
+
+        Raises:
+            GroupFailed: here, or in another rank; or another rank knows a newer epoch.
+        """
+        assert self._plan is not None and self._within is not None
+        if self.page.step == self._until:
+            return do()  # the run is being closed: nothing is computed any more
+        failure: GroupFailed | None = None
+        try:
+            do()
+        except GroupFailed as error:
+            failure = error
+        together = self._within.together(self._plan.epoch, failure is None)
+        if failure is not None:
+            raise failure
+        if not together:
+            raise GroupFailed(f"another rank of this group does not go on in epoch {self._plan.epoch}")
+
     def _start_step(self) -> None:
         """Has the before extras of the step at hand, in whatever epoch that becomes."""
+        assert self._plan is not None
+        if not self._before.due(self.page.step, self._plan.epoch):
+            return
         try:
-            self._reduce_before()
+            self._together(self._reduce_before)
         except GroupFailed as error:
             if error.local:
                 raise
@@ -252,7 +281,7 @@ class Rank:
         if not total or not self._before.due(index, epoch):
             return
         assert self._group is not None and self._reducer is not None
-        self._before.count(self._share, lambda k: seed_microbatch(self.seed, index, k, self.rank))
+        self._before.count(self._share, lambda k: seed_microbatch(self.seed, index, k, self.place.index))
         self._enter("before", index)
         self._record.stands()
         device = self._parameters[0][1].device

@@ -92,6 +92,28 @@ class Within:
         """
         return max(int(one) for one in self._gather(torch.tensor(number)))
 
+    def together(self, epoch: int, well: bool) -> bool:
+        """Whether all ranks of the group may go on in an epoch; before any of them computes anything in it.
+
+        One rank may be told of the epoch while another's connections in it break, or be told of a later one. If the
+        first computed meanwhile, with the collectives of the group's own, the second would meet it there with another
+        microbatch. So all ranks come here once for every epoch that they are told of, and wait for each other.
+
+        Args:
+            epoch: Its number, as this rank was told.
+            well: Whether this rank could go on in it.
+
+        Raises:
+            Apart: a rank is gone, or does not come in time.
+        """
+        while True:
+            told = [one.tolist() for one in self._gather(torch.tensor([epoch, int(well)]))]
+            newest = max(number for number, _ in told)
+            if epoch < newest or not all(fine for number, fine in told if number == newest):
+                return False
+            if all(number == newest for number, _ in told):
+                return True
+
     def sum(self, layout: ExtrasLayout, sums: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The extras summed over the places of the group; every rank calls it equally often.
 

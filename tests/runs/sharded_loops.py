@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lightkeeper
 from lightkeeper.manager import randomness
+from lightkeeper.manager.groups import GroupFailed
 
 SHAPE = (4, 4, 8)  # samples, their length, width
 DEFAULTS: dict[str, Any] = {"layout": "fsdp", "sync": "every", "clip": 1.0, "parts": 2, "linger": 0.0}
@@ -144,6 +145,22 @@ def weights(model: nn.Module) -> list[float]:
     return [float(x) for parameter in model.parameters() for x in whole(parameter.detach()).flatten()[:4]]
 
 
+def fail_take(manager: Any, step: int, trace: loops.Trace) -> None:
+    """In the first recovery of this step the epoch's group is no good for this rank, though it is for the others."""
+    real = manager._epochs.take
+
+    def take(epoch: int) -> Any:
+        group = real(epoch)
+        if manager.page.step == step and not failed:
+            failed.append(epoch)
+            trace("failed-take", epoch)
+            raise GroupFailed("made to fail after it was formed")
+        return group
+
+    failed: list[int] = []
+    manager._epochs.take = take
+
+
 def train(o: dict[str, Any]) -> None:
     """The user's loop of a sharded group."""
     o = {**DEFAULTS, **o}
@@ -154,6 +171,8 @@ def train(o: dict[str, Any]) -> None:
     )
     behaviour = loops.Behaviour(o["behave"] if manager.rank == o.get("rank", 0) else "", manager, optimizer, trace)
     behaviour.heal_faults(o)
+    if "fail-take" in behaviour.words:
+        fail_take(manager, behaviour.words.pop("fail-take"), trace)
     here = manager.place
     trace("place", here.index, here.count)
     for step in manager.steps(until=o["steps"], microbatches=loops.per_step(o["microbatches"])):

@@ -58,6 +58,21 @@ def test_two_groups_of_two(job: Job, gold, layout: str, victim: int) -> None:
     killed_and_healed(job, gold, layout, victim)
 
 
+def test_ranks_recover_together_though_one_of_them_cannot_take_the_epoch_up(job: Job, gold) -> None:
+    """Rank 0 could go on and would compute what it inherits, while rank 1 waits for the next epoch."""
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    job.start_ranks("g0", steps=12, behave=f"fail-take:{AT}", rank=1)
+    job.start_ranks("g1", fault=f"kill:g1/1:compute:{AT}", steps=12)
+    facts = job.finish()
+    check(facts, 12, 2, {"g0"})
+    assert facts.codes["g1"] == 137 and facts.lost.keys() == {"g1"}
+    assert len(facts.traces["g0.1"].all("failed-take")) == 1 and not facts.traces["g0.0"].all("failed-take")
+    failed = [e for e in facts.all(schema.ReduceFailed, group="g0") if "made to fail" in e.error]
+    assert len(failed) == 1 and len(facts.epochs) >= 3
+    near(facts, gold(loop="sharded-gold", steps=12, parts=2), "g0.1", SAMPLES)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("layout", "victim"), [("hsdp", 2), ("fsdp-tp", 1)])
 def test_two_groups_of_four(job: Job, gold, layout: str, victim: int) -> None:

@@ -77,3 +77,20 @@ def test_places(given, rank, ranks, place):
 def test_places_that_cannot_be(given):
     with pytest.raises(UsageError, match="index < count"):
         place_of(given, 0, 2)
+
+
+def test_ranks_go_on_together_or_not_at_all():
+    """Each comes once for every epoch that it is told of; rank 1 failed in epoch 3, rank 0 was not told of epoch 4."""
+    told = [[(2, True), (3, True), (5, True)], [(2, True), (3, False), (4, True), (5, True)]]
+    with local_groups(2) as groups:
+        made = in_threads(*(lambda r=r: Within(Place(r, 2), groups[r], 20.0) for r in range(2)))
+        went = in_threads(*(lambda r=r: [made[r].together(*epoch) for epoch in told[r]] for r in range(2)))
+    assert went == [[True, False, True], [True, False, False, True]]
+
+
+def test_who_knows_the_newest_epoch_waits_for_the_others_there():
+    with local_groups(3) as groups:
+        made = in_threads(*(lambda r=r: Within(Place(r, 3), groups[r], 20.0) for r in range(3)))
+        told = [[(4, True)], [(2, True), (4, True)], [(2, True), (3, True), (4, True)]]
+        went = in_threads(*(lambda r=r: [made[r].together(*epoch) for epoch in told[r]] for r in range(3)))
+    assert went == [[True], [False, True], [False, False, True]]
