@@ -49,13 +49,13 @@ def signature(modules: Modules, optimizers: Optimizers = ()) -> dict[str, str]:
     """What groups must have in common: names to descriptions, without the values of the state.
 
     Returns:
-        Parameters and buffers as "float32[8, 16]"; optimizers as their class and hyper-parameters. A learning
+        Parameters and buffers as "float32[8, 16]", with their placements and mesh if they are distributed; optimizers as their class and hyper-parameters. A learning
         rate that a scheduler drives counts by its initial value.
     """
     found: dict[str, str] = {}
     for name, module in _named_modules(modules):
         for key, tensor in _tensors(name, module):
-            found[key] = _kind(tensor)
+            found[key] = _kind(tensor) + _spread(tensor)
     for name, optimizer in named_optimizers(optimizers):
         groups = [_hyper_parameters(group) for group in optimizer.param_groups]
         found[name] = f"{type(optimizer).__name__}: " + "; ".join(groups)
@@ -151,6 +151,18 @@ def _scalar_bytes(path: str, value: Any) -> bytes:
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _spread(tensor: torch.Tensor) -> str:
+    """How a distributed tensor lies on its mesh; empty for a plain one."""
+    placements = placements_of(tensor)
+    if placements is None:
+        return ""
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    size = "x".join(map(str, mesh.shape))
+    names = f" ({', '.join(mesh.mesh_dim_names)})" if mesh.mesh_dim_names else ""
+    part = list(local_tensor(tensor).shape)
+    return f" placed {', '.join(map(str, placements))} on a mesh of {size}{names}, here {part}"
 
 
 def _hyper_parameters(group: Mapping[str, Any]) -> str:

@@ -246,7 +246,8 @@ class Rank:
         """
         assert self._plan is not None and self._within is not None
         if self.page.step == self._until:
-            return do()  # the run is being closed: nothing is computed any more
+            do()  # the run is being closed: nothing is computed any more
+            return
         failure: GroupFailed | None = None
         try:
             do()

@@ -73,6 +73,23 @@ def test_ranks_recover_together_though_one_of_them_cannot_take_the_epoch_up(job:
     near(facts, gold(loop="sharded-gold", steps=12, parts=2), "g0.1", SAMPLES)
 
 
+def test_a_group_spread_in_another_way_is_refused_by_name(job: Job) -> None:
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    job.start_ranks("g0", steps=4)
+    job.wait_for(schema.Joined, group="g0")
+    job.start_ranks("g1", steps=4, layout="tp")
+    job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1")
+    assert job.launchers["g1"].poll() == 103
+    said = job.said("g1")
+    assert "place is 0 of 1 in g1 and 0 of 2 in g0" in said
+    mine, theirs = (
+        "placed Replicate() on a mesh of 2 (tp), here [8]",
+        "placed Shard(dim=0) on a mesh of 2 (dp), here [4]",
+    )
+    assert f"blocks.0.norm.bias is float32[8] {mine} in g1 and float32[8] {theirs} in g0" in said
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("layout", "victim"), [("hsdp", 2), ("fsdp-tp", 1)])
 def test_two_groups_of_four(job: Job, gold, layout: str, victim: int) -> None:

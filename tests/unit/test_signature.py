@@ -25,3 +25,12 @@ def test_no_lines_only_if_equal_and_never_more_than_a_few(a: dict[str, str], b: 
     lines = differences(a, b)
     assert bool(lines) == (a != b) and len(lines) <= SHOWN_MAX + 1
     assert len(lines) == len(differences(b, a))
+
+
+def test_other_ranks_explain_all_other_differences() -> None:
+    two = {"ranks": "2", "place": "0 of 2", "a": "1", "rank 1: a": "1"}
+    assert differences(two, {"ranks": "1", "place": "0 of 1", "a": "2"}, "g1", "g0") == ["ranks is 2 in g1 and 1 in g0"]
+
+
+def test_other_places_come_before_what_follows_from_them() -> None:
+    assert differences({"place": "0 of 2", "a": "1"}, {"place": "0 of 1", "a": "2"}, "g1", "g0")[0].startswith("place")
