@@ -49,8 +49,9 @@ def signature(modules: Modules, optimizers: Optimizers = ()) -> dict[str, str]:
     """What groups must have in common: names to descriptions, without the values of the state.
 
     Returns:
-        Parameters and buffers as "float32[8, 16]", with their placements and mesh if they are distributed; optimizers as their class and hyper-parameters. A learning
-        rate that a scheduler drives counts by its initial value.
+        Parameters and buffers as "float32[8, 16]", with their placements and mesh if they are distributed;
+        optimizers as their class and hyper-parameters. A learning rate that a scheduler drives counts by its initial
+        value.
     """
     found: dict[str, str] = {}
     for name, module in _named_modules(modules):
@@ -162,7 +163,7 @@ def _spread(tensor: torch.Tensor) -> str:
     size = "x".join(map(str, mesh.shape))
     names = f" ({', '.join(mesh.mesh_dim_names)})" if mesh.mesh_dim_names else ""
     part = list(local_tensor(tensor).shape)
-    return f" placed {', '.join(map(str, placements))} on a mesh of {size}{names}, here {part}"
+    return f" placed {', '.join(map(repr, placements))} on a mesh of {size}{names}, here {part}"
 
 
 def _hyper_parameters(group: Mapping[str, Any]) -> str:

@@ -9,18 +9,19 @@ from harness import Job
 from sharded_facts import check, near, replayed
 
 from lightkeeper.events import schema
+from lightkeeper.events.reader import seconds_between
 
-STEPS, AT = 40, 5
+STEPS, AT = 24, 5
 SAMPLES = 6 * 4  # of a step, whoever computes them
-PARTS = {"fsdp": 2, "tp": 1, "hsdp": 4, "fsdp-tp": 2}
-RANKS = {"fsdp": 2, "tp": 2, "hsdp": 4, "fsdp-tp": 4}
+PARTS = {"fsdp": 2, "tp": 1, "hsdp": 4, "fsdp-tp": 2, "ddp": 2}
+RANKS = {"fsdp": 2, "tp": 2, "hsdp": 4, "fsdp-tp": 4, "ddp": 2}
 
 
 def start(job: Job, count: int, layout: str, fault: str = "", **options: Any) -> dict[str, Any]:
     """A lighthouse and groups alike; slow steps until the test hurries them."""
     job.settings["groups"] = count
     job.start_lighthouse()
-    given = {"layout": layout, "hurry": str(job.folder / "hurry"), "delay": 0.03, **options}
+    given = {"layout": layout, "hurry": str(job.folder / "hurry"), "delay": 0.05, **options}
     for i in range(count):
         job.start_ranks(f"g{i}", RANKS[layout], fault, **given)
     return given
@@ -88,6 +89,60 @@ def test_a_group_spread_in_another_way_is_refused_by_name(job: Job) -> None:
         "placed Shard(dim=0) on a mesh of 2 (dp), here [4]",
     )
     assert f"blocks.0.norm.bias is float32[8] {mine} in g1 and float32[8] {theirs} in g0" in said
+
+
+def one_rank_dies(job: Job, kind: str, phase: str, **options: Any):
+    """One rank of g1 is struck; its other rank does not outlive it, and g0 goes on. Returns the facts."""
+    steps = 10
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    for group in ("g0", "g1"):
+        job.start_ranks(group, fault=f"{kind}:g1/1:{phase}:{AT}", steps=steps, **options)
+    facts = job.finish()
+    check(facts, steps, 2, {"g0"})
+    hit = facts.one(schema.FaultInjected)
+    assert (hit.fault, hit.group, hit.phase, hit.step) == (kind, "g1", phase, AT)
+    assert facts.lost.keys() == {"g1"} and facts.members[-1] == ("g0",)
+    assert {len(facts.all(schema.Committed, group="g1", rank=rank)) for rank in (0, 1)} == {AT}
+    first = facts.epochs[-1].first_step
+    assert first == AT or phase == "vote"
+    further = {e.further for e in facts.all(schema.Recovered, step=first, group="g0")}
+    assert further == {(3, 4, 5)}, "both ranks of g0 compute what g1 had"
+    return facts
+
+
+@pytest.mark.parametrize("phase", ["compute", pytest.param("vote", marks=pytest.mark.long)])
+def test_a_rank_that_dies_takes_its_group_along_at_once(job: Job, phase: str) -> None:
+    """S15. In compute its end breaks the collectives in which the other rank stands: that one is a victim."""
+    facts = one_rank_dies(job, "kill", phase)
+    lost = facts.lost["g1"]
+    assert "rank 1 was killed by SIGKILL" in lost.cause and (lost.phase, lost.step) == (phase, AT)
+    assert 0 <= seconds_between(facts.one(schema.FaultInjected), lost) < 1.0  # no lease has passed
+    assert facts.codes["g1"] == 137 and facts.codes["g1.1"] == -9 and facts.codes["g1.0"] in (-9, 1)
+    assert "rank 1 was killed by SIGKILL" in facts.said["g1"]
+    assert not facts.all(schema.UserError) and not facts.all(schema.JobStopped, ok=False)
+
+
+@pytest.mark.long
+def test_a_rank_that_raises_is_the_cause_and_its_group_ends(job: Job) -> None:
+    facts = one_rank_dies(job, "raise", "compute")
+    (error,) = facts.all(schema.UserError)
+    assert (error.group, error.rank, error.type) == ("g1", 1, "InjectedError")
+    assert "rank 1 raised InjectedError" in facts.lost["g1"].cause and facts.codes["g1"] == 1
+
+
+@pytest.mark.long
+def test_a_rank_that_freezes_is_fenced_with_its_group(job: Job) -> None:
+    facts = one_rank_dies(job, "freeze", "reduce")
+    assert facts.codes["g1"] == 104 and {facts.codes["g1.0"], facts.codes["g1.1"]} == {-9}
+    assert "stopped" in facts.lost["g1"].cause, facts.lost["g1"].cause
+
+
+@pytest.mark.parametrize("layout", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
+def test_gradients_summed_after_the_last_microbatch_alone(job: Job, gold, layout: str) -> None:
+    """A share that grows is computed with the sync off but for its last microbatch, and adds to what was summed."""
+    facts = one_rank_dies(job, "kill", "reduce", sync="last", layout=layout)
+    near(facts, gold(loop="sharded-gold", steps=10, parts=2), "g0.0", SAMPLES)
 
 
 @pytest.mark.long
