@@ -51,10 +51,15 @@ def build(arguments: argparse.Namespace) -> Setup:
     torch.set_num_threads(arguments.threads)
     text = _read(arguments.text)
     model = Gpt(GptConfig(), seed=arguments.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = optimizer_for(model, arguments)
     windows = ByteText(text.content, model.config.context)
     sampler = DealtSampler(len(windows), arguments.size, arguments.microbatches, arguments.seed)
     return Setup(model, optimizer, TextBatches(windows, sampler), text, arguments)
+
+
+def optimizer_for(model: Gpt, arguments: argparse.Namespace) -> torch.optim.Optimizer:
+    """AdamW over the model's parameters as they are now."""
+    return torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 def _read(path: Path | None) -> Text:
