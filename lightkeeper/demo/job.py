@@ -41,8 +41,7 @@ class LocalJob:
         name: the job's id.
         settings: more options for `lightkeeper launch`, e.g. {"fingerprint-every": "1"}.
         lighthouse: its address, once started.
-        children: what was started, by name; of a group that was started again, its last start.
-        earlier: earlier starts of groups, in order.
+        children: what was started, by name.
         token: the job's token, made here and handed on in the environment.
     """
 
@@ -52,7 +51,6 @@ class LocalJob:
     settings: Mapping[str, str] = field(default_factory=dict)
     lighthouse: str = ""
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    earlier: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     _seen: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
 
@@ -90,7 +88,7 @@ class LocalJob:
     def start_group(
         self, group: str, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start one replica group of one rank; or start it again, once it has ended.
+        """Start one replica group of one rank.
 
         Args:
             group: its name.
@@ -132,8 +130,6 @@ class LocalJob:
                 start_new_session=True,
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
-        if name in self.children:
-            self.earlier.append((name, self.children[name]))
         self.children[name] = child
         return child
 
@@ -148,12 +144,8 @@ class LocalJob:
         return next((group for group, code in codes.items() if group != but and code not in (0, None)), "")
 
     def exit_codes(self) -> dict[str, int | None]:
-        """Exit code of the last start of everything; None: still running. Negative: by this signal."""
+        """Exit code of everything; None: still running. Negative: by this signal."""
         return {name: child.poll() for name, child in self.children.items()}
-
-    def earlier_codes(self) -> dict[str, int | None]:
-        """Exit code of the first start of every group that was started again."""
-        return {name: child.poll() for name, child in reversed(self.earlier)}
 
     def output(self, name: str) -> str:
         """The end of what a process has printed so far."""
@@ -194,7 +186,7 @@ class LocalJob:
     def leftovers(self) -> list[str]:
         """Descendants of ended groups that are still there, as "pid name"."""
         self._note_descendants()
-        ended = {child.pid for child in self._all() if child.poll() is not None}
+        ended = {child.pid for child in self.children.values() if child.poll() is not None}
         return [f"{p.pid} {p.name()}" for p in self._alive() if p.pid not in self._own_pids() - ended]
 
     def end(self) -> None:
@@ -210,14 +202,11 @@ class LocalJob:
             except psutil.NoSuchProcess:
                 pass
         psutil.wait_procs(left, timeout=STOP_S_MAX)
-        for child in self._all():
+        for child in self.children.values():
             child.wait(STOP_S_MAX)
 
-    def _all(self) -> list[subprocess.Popen[bytes]]:
-        return [*self.children.values(), *(child for _, child in self.earlier)]
-
     def _own_pids(self) -> set[int]:
-        return {child.pid for child in self._all()}
+        return {child.pid for child in self.children.values()}
 
     def _note_descendants(self) -> None:
         for child in self.children.values():

@@ -13,7 +13,7 @@ from rich.text import Text
 from lightkeeper.demo.options import DemoOptions
 from lightkeeper.events import lineage, summary
 from lightkeeper.events.reader import seconds_between
-from lightkeeper.events.schema import Committed, Event, FaultInjected, ProcessStarted, Recovered
+from lightkeeper.events.schema import Committed, Event, FaultInjected, ProcessEnded, ProcessStarted, Recovered
 
 LOSS_TOLERANCE = 0.01  # nats; the order of summation differs once the members do
 REJOIN_S_MAX = 60.0  # a run that went on for longer than this after the restart was not too short to come back
@@ -69,12 +69,11 @@ class Outcome:
 
     Attributes:
         events: its event log.
-        exit_codes: of the lighthouse and the groups; of a group that was started again, of its last start.
+        exit_codes: of the lighthouse and the groups' launchers.
         leftovers: processes that outlived their group.
         folder: the run's folder.
         victim: the group that was broken, empty if none.
         trouble: why the run was given up, empty if it was not.
-        earlier_codes: exit codes of the first start of groups that were started again.
     """
 
     events: Sequence[Event]
@@ -83,7 +82,15 @@ class Outcome:
     folder: Path
     victim: str = ""
     trouble: str = ""
-    earlier_codes: Mapping[str, int | None] = field(default_factory=dict)
+
+    def starts(self) -> list[ProcessStarted]:
+        """Those of the broken group, by its launcher, in order."""
+        return [e for e in lineage.pick(self.events, ProcessStarted) if e.process == f"manager {self.victim}"]
+
+    def broken_codes(self) -> dict[str, int]:
+        """What the broken group ended with before it was started again."""
+        ends = [e for e in lineage.pick(self.events, ProcessEnded) if e.process == f"manager {self.victim}"]
+        return {self.victim: ends[0].exit_code} if len(self.starts()) > 1 and ends else {}
 
 
 def build(options: DemoOptions, outcome: Outcome, reference: Outcome | None) -> Report:
@@ -173,7 +180,7 @@ def _rejoined(outcome: Outcome) -> summary.Rejoin | None:
 
 def _why_not_back(options: DemoOptions, outcome: Outcome) -> tuple[str, bool | None]:
     """Too few steps to come back is no fault of the group; anything else is."""
-    starts = [e for e in lineage.pick(outcome.events, ProcessStarted) if e.group == outcome.victim and e.child]
+    starts = outcome.starts()[1:]
     if not starts:
         return f"{outcome.victim} was not started again: the run ended before it could be", None
     last = lineage.pick(outcome.events, Committed)[-1]
@@ -259,13 +266,13 @@ def _process_lines(report: Report, outcome: Outcome) -> None:
     codes = {name: code for name, code in outcome.exit_codes.items() if name != broken}
     wrong = {name: code for name, code in codes.items() if code != 0}
     text = ", ".join(f"{name} {code}" for name, code in sorted(wrong.items())) or f"0 of {', '.join(sorted(codes))}"
-    text += "".join(f"; {code} of {name} when it was broken" for name, code in outcome.earlier_codes.items())
+    text += "".join(f"; {code} of {name} when it was broken" for name, code in outcome.broken_codes().items())
     report.add(
         "exit codes",
         text,
         not wrong,
         exit_codes=dict(outcome.exit_codes),
-        broken_exit_codes=dict(outcome.earlier_codes),
+        broken_exit_codes=outcome.broken_codes(),
     )
     left = ", ".join(outcome.leftovers) or "none"
     report.add("processes left over", left, not outcome.leftovers)

@@ -19,7 +19,7 @@ from lightkeeper.demo.report import Outcome, Report, build, plain_lines, table
 from lightkeeper.demo.view import View
 from lightkeeper.errors import RunFolderError, ToldError
 from lightkeeper.events import EventLog, follow, read_run
-from lightkeeper.events.schema import FaultInjected, ProcessStarted, RunStarted, Waiting
+from lightkeeper.events.schema import RunStarted, Waiting
 
 SILENCE_S_MAX = 60.0  # nothing goes on for this long: the run is given up
 FAILED_S_MAX = 5.0  # how long the others may go on after a group failed that was not broken
@@ -101,20 +101,14 @@ def train(options: DemoOptions, folder: Path, victim: str, what: str, stream: Te
             for name in names:
                 job.start_group(name, train_command(options), fault_environment(options, name, victim))
             with View(title, options.steps, stream) as view:
-                trouble = watch(job, view, victim, lambda: start_again(job, log, options, victim))
+                trouble = watch(job, view, victim)
         except ToldError as error:
             trouble = str(error)
         leftovers = wait_until_gone(job)
         job.stop_lighthouse()
-        codes, earlier = job.exit_codes(), job.earlier_codes()
+        codes = job.exit_codes()
     log.close()
-    return Outcome(read_run(folder).events, codes, leftovers, folder, victim, trouble, earlier)
-
-
-def start_again(job: LocalJob, log: EventLog, options: DemoOptions, group: str) -> None:
-    """The same line as before, without the fault: what a scheduler or a person would do."""
-    child = job.start_group(group, train_command(options))
-    log.write(ProcessStarted(command=f"launch --group {group}", child=child.pid, group=group))
+    return Outcome(read_run(folder).events, codes, leftovers, folder, victim, trouble)
 
 
 def train_command(options: DemoOptions) -> list[str]:
@@ -142,7 +136,6 @@ def watch(
     job: LocalJob,
     view: View,
     victim: str,
-    again: Callable[[], None] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> str:
     """Follow the event log until every group has ended.
@@ -150,33 +143,27 @@ def watch(
     Args:
         job: the processes.
         view: shows the events.
-        victim: the group that is broken, or empty.
-        again: starts the victim again; called once, when it has ended after its fault and the others go on.
+        victim: the group that is broken, or empty; its launcher starts it again.
         now: the time, seconds.
 
     Returns:
-        Empty, or why the run was given up: a group that was not broken (or was started again) failed, or nothing
-        goes on.
+        Empty, or why the run was given up: a launcher ended with a failure, or nothing goes on.
     """
-    heard, failed_at, struck, spared, alone_at = now(), None, False, victim, None
+    heard, failed_at, alone_at = now(), None, None
     for event in follow(job.folder, stop=lambda: not job.running()):
         if event is None:
             view.draw()
         else:
             view.update(event)
-            struck = struck or isinstance(event, FaultInjected)
             if not isinstance(event, Waiting):  # to say that one waits is not to go on
                 heard = now()
         others = [group for group in job.running() if group != victim]
-        if again is not None and struck and others and victim not in job.running():
-            again()
-            again, spared = None, ""
-        if victim and not others and spared == "":
+        if victim and not others:
             alone_at = now() if alone_at is None else alone_at
             if now() - alone_at > LATE_S_MAX:
                 job.stop_group(victim)  # the run is over: it would wait for the others for ever
                 break
-        failed = job.failed(but=spared if struck else "")
+        failed = job.failed()
         if failed and (others or failed != victim):
             failed_at = now() if failed_at is None else failed_at
             if now() - failed_at > FAILED_S_MAX:

@@ -68,10 +68,12 @@ def faulty_run() -> list[Event]:
 def healed_run() -> list[Event]:
     """g1 is started again at 5.2 s and is a member from step 8 on."""
     events = [e for e in faulty_run() if not isinstance(e, Committed) or e.step < BACK_STEP]
-    second = {"group": "g1", "incarnation": "g1-2", "host": "h"}
+    hit, second = ({"group": "g1", "incarnation": f"g1-{start}", "host": "h"} for start in (1, 2))
     at = 10**9
     events += [
-        schema.ProcessStarted(command="launch", child=7, group="g1", host="h", mono_ns=int(5.2 * at)),
+        schema.ProcessStarted(process="manager g1", **{**hit, "mono_ns": 0}),
+        schema.ProcessEnded(exit_code=137, process="manager g1", **{**hit, "mono_ns": int(5.1 * at)}),
+        schema.ProcessStarted(process="manager g1", **{**second, "mono_ns": int(5.2 * at)}),
         schema.Joined(mono_ns=6 * at, **second),
         schema.Healing(step=7, mono_ns=6 * at, **second),
         *(schema.Copied(step=7, pause_s=0.002, group=g, host="h", mono_ns=7 * at) for g in AFTER),

@@ -25,7 +25,6 @@ def outcome(events: list[Event], victim: str = "g1", **over: object) -> Outcome:
     values: dict[str, object] = {
         "events": events,
         "exit_codes": {"lighthouse": 0, "g0": 0, "g1": 0, "g2": 0},
-        "earlier_codes": {"g1": 137} if victim else {},
         "leftovers": (),
         "folder": Path("/run"),
     }
@@ -63,7 +62,11 @@ def test_good_run_passes() -> None:
     json.loads(msgspec.json.encode(figures))
 
 
-START_AGAIN = schema.ProcessStarted(command="launch", child=7, group="g1", host="h", mono_ns=int(9.5e9))
+def start_of_g1(at_s: float) -> schema.ProcessStarted:
+    return schema.ProcessStarted(process="manager g1", group="g1", host="h", mono_ns=int(at_s * 1e9))
+
+
+START_AGAIN = start_of_g1(9.5)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_every_check_can_fail(events: list[Event], over: dict[str, object], fail
 def test_too_few_steps_to_come_back_are_told_and_are_no_failure() -> None:
     """Whatever became of the second start, it had no time."""
     codes = {"lighthouse": 0, "g0": 0, "g1": None, "g2": 0}
-    for events in (faulty_run(), [*faulty_run(), START_AGAIN]):
+    for events in (faulty_run(), [start_of_g1(0.0), *faulty_run(), START_AGAIN]):
         report = build(OPTIONS, outcome(events, exit_codes=codes), outcome(reference_run(), victim=""))
         assert report.ok
         said = {line.name: line.text for line in report.lines}
@@ -112,7 +115,9 @@ def test_too_few_steps_to_come_back_are_told_and_are_no_failure() -> None:
 
 def test_a_group_that_had_time_and_did_not_come_back_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightkeeper.demo.report.REJOIN_S_MAX", 2.0)
-    report = build(OPTIONS, outcome([*faulty_run(), START_AGAIN]), outcome(reference_run(), victim=""))
+    report = build(
+        OPTIONS, outcome([start_of_g1(0.0), *faulty_run(), START_AGAIN]), outcome(reference_run(), victim="")
+    )
     assert failed(report) == {"rejoined after"}
 
 
