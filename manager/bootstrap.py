@@ -3,17 +3,26 @@
 `python -m lightkeeper.manager.bootstrap STORE SCRIPT ARGS`, or `... STORE -m MODULE ARGS`; STORE is the descriptor of a
 listening socket, or "-". The script cannot tell it from a plain `python SCRIPT ARGS`: it is `__main__`, its folder
 leads `sys.path`, and a traceback begins in it.
+
+With `wait DESCRIPTOR MODULES` for STORE it first imports these modules, when the machine has nothing else to do, and
+waits at a socket until there is a rank to be: `warm.py` is the other end.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
+import json
 import os
 import runpy
+import socket
 import sys
+import threading
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
+
+PING, IMPORTS, READY, BECOME = b"?i!b"  # first bytes of what is said at the socket of a process that waits
 
 _served: list[Any] = []  # the store lives as long as this process
 
@@ -54,6 +63,69 @@ def serve_store(descriptor: int) -> None:
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     _served.append(TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor))
+
+
+def wait(control: socket.socket, modules: list[str]) -> int | None:
+    """Imports modules and waits until there is a rank to be; then this process has that rank's environment.
+
+    The imports run in a thread that gets what nobody else wants of processor and disk. Only a privileged process could
+    take that back, so the main thread, which will train, never has it; nor may any other thread that is left.
+
+    Args:
+        control: the socket at which the launcher pings, and says which rank to be.
+        modules: what to import.
+
+    Returns:
+        The descriptor for `serve_store`, if this rank is the one that does.
+    """
+    if "torch" in modules:
+        _import("numpy")  # here, for its threads stay
+    thread = threading.Thread(target=_import_idly, args=(modules,), name="imports")
+    thread.start()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+        if not message:
+            os._exit(0)  # the launcher is gone
+        if message[0] == BECOME:
+            break
+        control.send(bytes((IMPORTS if thread.is_alive() or _idle_threads() else READY, message[1])))
+    with open(descriptors[0], "rb") as file:
+        environment = json.load(file)
+    control.close()
+    importlib.invalidate_caches()
+    os.environ.clear()
+    os.environ.update(environment)
+    return descriptors[1] if len(descriptors) > 1 else None
+
+
+def _import_idly(modules: list[str]) -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    try:
+        for name in modules:
+            _import(name)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name or name != "numpy":
+            raise
+
+
+def _idle_threads() -> list[int]:
+    """Threads that would train as the imports ran; a thread of the imports that is about to end counts too."""
+    idle = []
+    for name in os.listdir("/proc/self/task"):
+        try:
+            if os.sched_getscheduler(int(name)) == os.SCHED_IDLE:
+                idle.append(int(name))
+        except ProcessLookupError:
+            continue
+    return idle
 
 
 def _run_script(command: list[str]) -> None:
@@ -99,7 +171,11 @@ def main() -> None:
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder in which `python -m` was typed has no say in what a script imports
     store, *command = sys.argv[1:]
-    run(None if store == "-" else int(store), command)
+    if store == "wait":
+        descriptor, modules, *command = command
+        run(wait(socket.socket(fileno=int(descriptor)), modules.split(",")), command)
+    else:
+        run(None if store == "-" else int(store), command)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from lightkeeper.manager.ranks import RankProcesses, open_rendezvous
 from lightkeeper.manager.restarts import GroupEnd, Restarts, may_restart
 from lightkeeper.manager.service import ManagerService, new_incarnation
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
+from lightkeeper.manager.warm import WarmRanks
+from lightkeeper.words import say
 
 if TYPE_CHECKING:
     from lightkeeper.cli.options import LaunchOptions
@@ -48,6 +50,7 @@ class Launcher:
     def __init__(self, options: LaunchOptions) -> None:
         self.settings, self.command = options.settings, options.command
         self.restarts = Restarts(options.restarts)
+        self.warm = WarmRanks(self.settings.ranks, self.command, self._say) if options.warm else None
         self.starts = 0
         self._asked, self._asked_by = asyncio.Event(), ""
         self._service: ManagerService | None = None  # one that can be asked
@@ -57,6 +60,13 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_leave, signal.Signals(number).name)
+        try:
+            return await self._serve_all()
+        finally:
+            if self.warm is not None:
+                self.warm.close()
+
+    async def _serve_all(self) -> int:
         while True:
             began_s = time.monotonic()
             service = ManagerService(self.settings, new_incarnation(), make_folder() / SOCKET)
@@ -64,11 +74,11 @@ class Launcher:
             pause_s = self.restarts.after(end, time.monotonic() - began_s)
             if pause_s is None:
                 if self.restarts.allowed and may_restart(end):
-                    service.say(f"is not started again: its {self.restarts.allowed} restarts are used up")
+                    self._say(f"is not started again: its {self.restarts.allowed} restarts are used up")
                 return end.code
             then = f" in {pause_s:.0f} s" if pause_s else ""
             left = f"{self.restarts.left} of {self.restarts.allowed} restarts left"
-            service.say(f"is started again{then} ({service.machine.ending}); {left}")
+            self._say(f"is started again{then} ({service.machine.ending}); {left}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), pause_s)
             if self._asked.is_set():
@@ -86,6 +96,7 @@ class Launcher:
         serving = asyncio.create_task(service.run())
         ranks = self._ranks(service)
         ended: dict[int, int] = {}
+        keeping: asyncio.Task[None] | None = None
 
         def rank_ended(rank: int, code: int) -> None:
             if not serving.done():
@@ -97,19 +108,27 @@ class Launcher:
                 if serving.done():
                     return GroupEnd(serving.result())
                 await asyncio.sleep(0.005)
-            ranks.start()
+            environment = ranks.environment_of(ranks.ranks.start)
+            ranks.start(await self.warm.take(environment) if self.warm is not None else ())
             service.roots.update(ranks.pids.values())
             service.kill_also = ranks.kill
             ranks.watch(rank_ended)
             self._service = service
             if self._asked.is_set():
                 service.asked_to_leave(self._asked_by)
+            if self.warm is not None and self.restarts.left:
+                keeping = asyncio.create_task(self.warm.keep(environment, service.is_complete))
             code = await serving
             return GroupEnd(code, next(iter(ended.values()), None), self._asked.is_set())
         finally:
             self._service = None
+            if keeping is not None:
+                keeping.cancel()
             await ranks.close()
             shutil.rmtree(service.socket_path.parent, ignore_errors=True)
+
+    def _say(self, line: str) -> None:
+        say(f"manager {self.settings.group}: {line}")
 
     def _ranks(self, service: ManagerService) -> RankProcesses:
         size = self.settings.ranks

@@ -16,12 +16,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightkeeper.errors import ToldError
 from lightkeeper.manager.processes import die_with_parent
 from lightkeeper.manager.sessions import kill_sessions
+from lightkeeper.manager.warm import WaitingProcess
 from lightkeeper.words import say
 
 END_S = 5.0  # for a rank whose group is well ended: its exit handlers, its last words
@@ -126,11 +127,18 @@ class RankProcesses:
         own = {"RANK": rank, "LOCAL_RANK": rank - self.ranks.start, "ROLE_RANK": rank}
         return {**self._alike, **{name: str(value) for name, value in own.items()}}
 
-    def start(self) -> None:
-        """Starts all of them, from the thread that lives as long as they may: they end with it."""
+    def start(self, waiting: Sequence[WaitingProcess] = ()) -> None:
+        """Starts all of them, from the thread that lives as long as they may: they end with it.
+
+        Args:
+            waiting: processes that can become ranks; the others are started anew.
+        """
         listener = self.rendezvous.listener
-        for rank in self.ranks:
+        for index, rank in enumerate(self.ranks):
             store = listener.fileno() if listener is not None and rank == 0 else None
+            if index < len(waiting):
+                self.processes[rank] = waiting[index].become(self.environment_of(rank), store)
+                continue
             self.processes[rank] = subprocess.Popen(
                 [sys.executable, "-u", "-m", BOOTSTRAP, "-" if store is None else str(store), *self.command],
                 env=self.environment_of(rank),

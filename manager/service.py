@@ -258,6 +258,10 @@ class ManagerService:
         """A rank's process ended, whether it registered or not; `code` as in `watch_exit`."""
         self.act(self.machine.rank_ended(rank, code, self._view(rank), time.monotonic()))
 
+    def is_complete(self) -> bool:
+        """Whether all ranks have come."""
+        return len(self.pids) == self.settings.ranks
+
     def asked_to_leave(self, reason: str) -> None:
         """The launcher got a signal."""
         if self._ending:

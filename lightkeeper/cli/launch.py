@@ -25,6 +25,14 @@ def command(
             "between.",
         ),
     ] = LaunchOptions.restarts,
+    warm: Annotated[
+        bool,
+        typer.Option(
+            "--warm/--no-warm",
+            envvar="LIGHTKEEPER_WARM",
+            help="Keep a process per rank waiting that has imported torch, for a restart. --restarts 0 needs none.",
+        ),
+    ] = LaunchOptions.warm,
     **given: Any,
 ) -> int:
     """Start one replica group: its manager and its ranks. Ends with the exit code of its ranks."""
@@ -34,4 +42,4 @@ def command(
     check_count(restarts, "--restarts", lowest=0)
     from lightkeeper.manager.launch import run
 
-    return run(LaunchOptions(settings, tuple(script), restarts))
+    return run(LaunchOptions(settings, tuple(script), restarts, warm and restarts > 0))

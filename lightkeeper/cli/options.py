@@ -27,11 +27,13 @@ class LaunchOptions:
         settings: the group's settings.
         command: the script and its arguments, or `-m`, a module and its arguments.
         restarts: how often the group is started again after it was lost, without ten good minutes in between.
+        warm: whether processes that have imported torch wait for that.
     """
 
     settings: Settings
     command: tuple[str, ...]
     restarts: int = 3
+    warm: bool = True
 
 
 def check_address(text: str, option: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -48,6 +49,47 @@ def test_a_lost_group_comes_back_by_itself(job: Job, gold, kind: str, code: int)
     said = [line for line in facts.said["g2"].splitlines() if "started again" in line]
     assert len(said) == 1 and said[0].endswith("1 of 2 restarts left"), said
     assert ("was killed by SIGKILL" if kind == "kill" else "left out of the job") in said[0]
+
+
+WAITS = re.compile(r"torch is imported and waits \(pid (\d+)\)")
+
+
+def waiting(job: Job, number: int) -> int:
+    """The pid of the launcher's `number`-th process that is ready, counted from 0."""
+    job.until(lambda: len(WAITS.findall(job.said("g1"))) > number, "a process waits", 90)
+    return int(WAITS.findall(job.said("g1"))[number])
+
+
+def test_a_lost_group_computes_again_in_a_process_that_waited(job: Job) -> None:
+    """The one that waited at the death is killed before a second one, and is not missed: it was replaced."""
+    job.settings["groups"] = 2
+    job.start_healing(1, steps=STEPS)
+    launcher = job.launch("g1", env=restarts(2), **job.heal_options)
+    first = job.wait_for(schema.Committed, 60, group="g1")
+    warm = waiting(job, 0)
+    process = psutil.Process(warm)
+    assert process.ppid() == launcher.pid and process.terminal() is None and os.getsid(warm) == warm
+    assert not process.net_connections() and not [fd.path for fd in process.open_files() if str(job.folder) in fd.path]
+    os.kill(first.pid, signal.SIGKILL)
+    back = job.wait_for(schema.Rejoined, 60, group="g1")
+    assert back.pid == warm
+    second = waiting(job, 1)
+    os.kill(second, signal.SIGKILL)
+    job.until(lambda: f"(pid {second}) is replaced: it ended with -9" in job.said("g1"), "it is replaced", 20)
+    job.hurry()
+    facts = of_the_second_start(job.finish(), "g1", warm)
+    facts.check_healed(STEPS, {"g0": 0, "g1": 0}, {"g1"}, ("g0", "g1"))
+    assert {e.pid for e in facts.all(schema.Committed, group="g1")} == {first.pid, warm}
+
+
+def test_no_process_waits_where_none_is_wanted(job: Job) -> None:
+    job.start_lighthouse()
+    launcher = job.launch("g0", steps=STEPS, delay=0.02, env={**restarts(2), "LIGHTKEEPER_WARM": "0"})
+    job.wait_for(schema.Committed, 60, group="g0", step=300)  # longer than it takes to start one
+    below = psutil.Process(launcher.pid).children(recursive=True)
+    assert len(below) == 2, "the rank, and what stays behind"
+    launcher.send_signal(signal.SIGTERM)
+    assert job.wait("g0", within_s=15) == {"g0": 0}
 
 
 def script(job: Job, text: str = DIES) -> str:

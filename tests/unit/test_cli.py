@@ -126,9 +126,9 @@ def test_launch_takes_what_is_not_the_managers(
     assert run([*words, "--restarts", "5", "--", "train.py"]) == 7
     monkeypatch.setenv("LIGHTKEEPER_RESTARTS", "0")
     assert run([*words, "--", "train.py"]) == 7
-    first, second = handed
-    assert isinstance(first, LaunchOptions) and first.restarts == 5
-    assert isinstance(second, LaunchOptions) and second.restarts == 0
+    assert run([*words, "--restarts", "2", "--no-warm", "--", "train.py"]) == 7
+    got = [(options.restarts, options.warm) for options in handed if isinstance(options, LaunchOptions)]
+    assert got == [(5, True), (0, False), (2, False)]
     assert run([*words, "--restarts", "-1", "--", "train.py"]) == 2
     assert "--restarts must be within 0.." in capsys.readouterr().err
 
@@ -141,7 +141,7 @@ def test_every_setting_is_an_option_of_launch() -> None:
     from lightkeeper.cli import launch, manager
 
     named = {field.name for field in fields(Settings)} - {"token"}
-    assert set(signature(launch.command).parameters) - {"script", "token_file", "restarts"} == named
+    assert set(signature(launch.command).parameters) - {"script", "token_file", "restarts", "warm"} == named
     assert set(signature(manager.command).parameters) - {"token_file"} == named
 
 
