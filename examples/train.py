@@ -12,9 +12,12 @@ from lightkeeper.examples.gpt import next_byte_loss
 
 def main() -> None:
     """Train until the last step is committed."""
-    setup = build(parser("Train a byte-level GPT with lightkeeper.").parse_args())
-    model, optimizer, data, options = setup.model, setup.optimizer, setup.data, setup.arguments
+    arguments = parser("Train a byte-level GPT with lightkeeper.")
+    arguments.add_argument("--workers", type=int, default=0, help="processes that read ahead; 0: read in the loop")
+    setup = build(arguments.parse_args())
+    model, optimizer, options = setup.model, setup.optimizer, setup.arguments
     manager = lightkeeper.Manager(model, optimizer, seed=options.seed, extras={"loss": (), "tokens": ()})
+    data = lightkeeper.data.ShareLoader(setup.data.text, setup.data.sampler, manager, workers=options.workers)
     for step in manager.steps(until=options.steps, microbatches=options.microbatches):
         optimizer.zero_grad()
         for k in step.microbatches():  # this group's share; it grows if a peer is lost during the step

@@ -1,9 +1,9 @@
 """Random state that depends on where training stands, and on nothing that happened before.
 
 A microbatch that is computed again, by another group, draws the same numbers; and so does the apply phase in
-every group and at every replay. The seed is xxh3_64 over five little-endian 64-bit integers: which of the two
-uses it is, the user's seed, step, microbatch and place. Ranks of one place (tensor-parallel ones) see the same
-activations, so they need the same masks; and what follows the inner loop draws alike on all ranks of a group,
+every group and at every replay. The seed is xxh3_64 over five little-endian 64-bit integers: which of the
+uses it is, the user's seed, step, microbatch and place (or sample). Ranks of one place (tensor-parallel ones) see the
+same activations, so they need the same masks; and what follows the inner loop draws alike on all ranks of a group,
 because some of them hold the same parameters (decision 0014).
 """
 
@@ -17,7 +17,7 @@ import torch
 import xxhash
 
 _MICROBATCH, _APPLY, _SAMPLE = 1, 2, 3
-COLLATE = -1  # as a sample's place: what puts the samples together
+COLLATE = -1  # in place of a sample's number: what puts the samples together
 
 
 def seed_microbatch(seed: int, step: int, k: int, place: int) -> None:
@@ -30,9 +30,9 @@ def seed_apply(seed: int, step: int) -> None:
     _seed_all(derive(_APPLY, seed, step, 0, 0))
 
 
-def seed_sample(seed: int, step: int, k: int, place: int) -> None:
-    """Set all random state for the sample at `place` of microbatch `k`, whoever reads it and whoever splits it."""
-    _seed_all(derive(_SAMPLE, seed, step, k, place), devices=False)
+def seed_sample(seed: int, step: int, k: int, number: int) -> None:
+    """Set all random state for a sample, by its number in microbatch `k`, whoever reads it and whoever splits that."""
+    _seed_all(derive(_SAMPLE, seed, step, k, number), devices=False)
 
 
 def derive(use: int, seed: int, step: int, k: int, place: int) -> int:

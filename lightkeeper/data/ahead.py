@@ -56,7 +56,9 @@ class Ahead(Generic[T]):
         return dropped
 
     def demand(self, key: Key) -> None:
-        """The training loop waits for this batch."""
+        """The training loop waits for this batch, and no longer for another one."""
+        if self.demanded is not None and self.demanded != key and self.demanded not in self.wishes:
+            self.ready.pop(self.demanded, None)
         self.demanded = key
 
     def take(self, key: Key) -> T | None:

@@ -24,13 +24,13 @@ class Task:
     Attributes:
         step: index of the step.
         k: index of the microbatch.
-        place: of the first sample within the whole microbatch, which the group's ranks may have split.
+        first: number of the first sample in the whole microbatch, which the group's ranks may have split.
         indices: of the samples in the data set.
     """
 
     step: int
     k: int
-    place: int
+    first: int
     indices: tuple[int, ...]
 
 
@@ -77,18 +77,18 @@ class Recipe:
     def make(self, task: Task) -> Made | Failure:
         """Makes the batch; whatever the data set raises becomes a `Failure`.
 
-        The random state is set from (seed, step, microbatch, place of the sample) before each sample, and before the
-        samples are put together; if the data set gives them all at once, by that of the first.
+        The random state is set from (seed, step, microbatch, the sample's number in it) before each sample, and before
+        the samples are put together; if the data set gives them all at once, by that of the first.
         """
         at: int | None = None
         try:
             if getattr(self.dataset, "__getitems__", None):
-                seed_sample(self.seed, task.step, task.k, task.place)
+                seed_sample(self.seed, task.step, task.k, task.first)
                 found = self.dataset.__getitems__(list(task.indices))
             else:
                 found = []
                 for offset, at in enumerate(task.indices):
-                    seed_sample(self.seed, task.step, task.k, task.place + offset)
+                    seed_sample(self.seed, task.step, task.k, task.first + offset)
                     found.append(self.dataset[at])
             at = None
             seed_sample(self.seed, task.step, task.k, COLLATE)

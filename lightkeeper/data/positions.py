@@ -2,7 +2,7 @@
 
 Every step, whoever read from a slot's stream adds where it stands then; nobody else adds anything to that slot, so the
 sum over all groups is what the one reader said. A slot that was not read in a step has the sum 0, and stands where it
-stood.
+stood. Where the ranks of a group split microbatches, each place in a microbatch has streams of its own, and a row.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def advance(positions: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
     """Takes the positions of an entry; in place.
 
     Args:
-        positions: int64[slots], before the step.
-        reduced: int64[slots], the sum over all groups.
+        positions: int64[places, slots], before the step.
+        reduced: the same shape, the sum over all groups.
 
     Returns:
-        bool[slots], which slots were read.
+        bool of the same shape, which streams were read.
 
     Raises:
         PositionsBroken: a slot was read from elsewhere, or twice.
@@ -73,9 +73,10 @@ def advance(positions: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
     read = reduced != 0
     wrong = read & (reduced != positions + 1)
     if bool(wrong.any()):
-        slot = int(wrong.nonzero()[0])
+        place, slot = wrong.nonzero()[0].tolist()
+        was, now = int(positions[place, slot]), int(reduced[place, slot])
         raise PositionsBroken(
-            f"slot {slot} stood at item {int(positions[slot])}, and stands at {int(reduced[slot])} in the next entry: "
+            f"slot {slot} stood at item {was}, and stands at {now} in the next entry (place {place}): "
             "a stream was read from elsewhere, or twice"
         )
     positions[read] = reduced[read]

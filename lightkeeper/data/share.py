@@ -67,7 +67,7 @@ class ShareLoader(Watcher):
     Which microbatches will be wanted is known of this step and guessed of later ones; when a peer is suspected, what
     may fall to this group is made too. A wrong guess costs time, never correctness: a batch that was not foreseen is
     made when it is asked for, and is the same, since its samples and their random state depend on nothing but seed,
-    step, microbatch and the sample's place in it.
+    step, microbatch and the sample's number in it.
 
     Args:
         dataset: map-style: ``dataset[index]``; ``dataset.__getitems__(indices)`` is used if there.
@@ -75,9 +75,10 @@ class ShareLoader(Watcher):
         manager: of the loop; without one all microbatches are expected (then the sampler must be a `DealtSampler`).
         collate: makes a batch of a list of samples; torch's `default_collate` if not given.
         workers: processes; 0 makes each batch in the training loop when it is asked for.
-        prefetch: batches that are there or being made at any time, at most; at least the number of workers.
+        prefetch: batches that are there or being made at any time, at most; at least the number of workers. Two a
+            worker, and 8, if not given.
         part: (index, count): of each microbatch's samples the index-th of count equal parts, for ranks of a group that
-            split a microbatch. This rank's place in its group if not given. (0, 1) if the sampler splits already.
+            split a microbatch. The manager's `place` if not given; (0, 1) if the sampler splits already.
         seed: of the samples' random state; the manager's if not given.
         worker_init: called with the worker's number in each worker first; connections must be opened there, for workers
             keep no socket that was opened before.
@@ -97,7 +98,7 @@ class ShareLoader(Watcher):
         *,
         collate: Collate = default_collate,
         workers: int = 2,
-        prefetch: int = 8,
+        prefetch: int | None = None,
         part: tuple[int, int] | None = None,
         seed: int | None = None,
         worker_init: Callable[[int], None] | None = None,
@@ -105,6 +106,7 @@ class ShareLoader(Watcher):
         pin_memory: bool = False,
         timeout_s: float | None = None,
     ) -> None:
+        prefetch = max(8, 2 * workers) if prefetch is None else prefetch
         _check(workers, prefetch, context, pin_memory)
         self._manager, self._sampler = manager, sampler
         self._part = _part_of(part, sampler, manager)
@@ -320,7 +322,7 @@ def _check(workers: int, prefetch: int, context: str, pin_memory: bool) -> None:
 def _part_of(part: tuple[int, int] | None, sampler: Sampler, manager: Manager | None) -> tuple[int, int]:
     split = getattr(sampler, "world_size", 1)
     if part is None:
-        part = (0, 1) if manager is None or split > 1 else (manager.rank, manager.settings.ranks)
+        part = (0, 1) if manager is None or split > 1 else (manager.place.index, manager.place.count)
     index, count = part
     if count < 1 or not 0 <= index < count:
         raise UsageError(f"part {part}: (index, count) with 0 <= index < count")

@@ -61,7 +61,8 @@ class StreamLoader(Watcher):
     Args:
         manager: of the loop; before its first step.
         make_stream: given a slot, a fresh iterable over its batches, the same ones in every group, without end (or at
-            least as long as the run). The ranks of a group that split a microbatch make streams of their own parts.
+            least as long as the run). Ranks of a group that split a microbatch make streams of their own parts, by
+            `manager.place`.
         slots: microbatches of the largest step.
         state_bytes: if above 0, each stream's ``state_dict()`` travels with its position, in so many bytes of JSON, and
             a group that takes the slot over gives it to ``load_state_dict()`` of a fresh stream before it iterates over
@@ -93,9 +94,10 @@ class StreamLoader(Watcher):
         self._moved = _Moved()
         self._hinted = False
         self._said_s = 0.0
-        self._positions = torch.zeros(slots, dtype=torch.int64)
-        self._states = torch.zeros((slots, words_for(state_bytes)), dtype=torch.int64)
-        manager.extra(f"{name} positions", (slots,), torch.int64)
+        self._slots, self._place = slots, manager.place.index
+        self._positions = torch.zeros((manager.place.count, slots), dtype=torch.int64)
+        self._states = torch.zeros((manager.place.count, slots, words_for(state_bytes)), dtype=torch.int64)
+        manager.extra(f"{name} positions", tuple(self._positions.shape), torch.int64)
         manager.register(f"{name}-positions", self._positions)
         if state_bytes:
             manager.extra(f"{name} states", tuple(self._states.shape), torch.int64)
@@ -104,8 +106,8 @@ class StreamLoader(Watcher):
 
     @property
     def positions(self) -> torch.Tensor:
-        """Items that the committed steps have read from each slot's stream: int64[slots]."""
-        return self._positions.clone()
+        """Items that the committed steps have read from each slot's stream, at this rank's place: int64[slots]."""
+        return self._positions[self._place].clone()
 
     # ------------------------------------------------------------ what the loop calls
 
@@ -118,8 +120,8 @@ class StreamLoader(Watcher):
         """
         if step != self._manager.page.step:
             raise UsageError(f"microbatch {k} of step {step} is asked for in step {self._manager.page.step}")
-        if not 0 <= k < len(self._positions):
-            raise UsageError(f"microbatch {k} of step {step}: there are {len(self._positions)} slots")
+        if not 0 <= k < self._slots:
+            raise UsageError(f"microbatch {k} of step {step}: there are {self._slots} slots")
         if (step, k) not in self._read:
             reader = self._at_position(k)
             try:
@@ -153,20 +155,20 @@ class StreamLoader(Watcher):
     def _say_where(self, k: int, reader: _Reader) -> None:
         """Contributes where the slot's stream stands after this item."""
         at = torch.zeros_like(self._positions)
-        at[k] = reader.at
+        at[self._place, k] = reader.at
         self._manager.contribute(f"{self._name} positions", at)
         if not self._state_bytes:
             return
         states = torch.zeros_like(self._states)
         try:
-            states[k] = pack_state(reader.stream.state_dict(), self._state_bytes)  # type: ignore[attr-defined]
+            states[self._place, k] = pack_state(reader.stream.state_dict(), self._state_bytes)  # type: ignore[attr-defined]
         except StateTooLarge as error:
             raise UsageError(f"the state of slot {k}'s stream has {error}: give StreamLoader more") from None
         self._manager.contribute(f"{self._name} states", states)
 
     def _at_position(self, k: int) -> _Reader:
         """The slot's stream, right after the last committed item."""
-        reader, wanted = self._readers.get(k), int(self._positions[k])
+        reader, wanted = self._readers.get(k), int(self._positions[self._place, k])
         if reader is not None and reader.at == wanted:
             return reader
         start = time.monotonic()
@@ -196,7 +198,7 @@ class StreamLoader(Watcher):
             if not (hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")):
                 raise UsageError(f"state_bytes is given, and slot {k}'s {type(stream).__name__} has no state_dict")
             if wanted:
-                stream.load_state_dict(unpack_state(self._states[k]))
+                stream.load_state_dict(unpack_state(self._states[self._place, k]))
                 self._moved.loaded += 1
                 at = wanted
         return _Reader(stream, iter(stream), at)

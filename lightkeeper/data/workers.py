@@ -25,6 +25,7 @@ import torch.multiprocessing as processes
 from lightkeeper.data.making import Failure, Made, Recipe, Task, failure_of
 from lightkeeper.manager.processes import die_with_parent
 
+FOR_THE_TRAINER = (signal.SIGTERM, signal.SIGINT)
 END_S = 0.5  # for workers to end in good order; then they are killed
 JOIN_S = 5.0  # between the end of a worker's pipe and its exit code
 
@@ -66,7 +67,11 @@ class Workers:
             name=f"lightkeeper data worker {number}",
             daemon=True,
         )
-        process.start()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_TRAINER)  # its handlers are not for the worker
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         tasks.close()
         to_trainer.close()  # now the pipe ends with the worker
         if (old := self._tasks.get(number)) is not None:
@@ -123,21 +128,22 @@ class Workers:
 # ---------------------------------------------------------------- in the worker
 
 
-def _work(recipe: Recipe, number: int, count: int, tasks: Connection, results: Connection, trainer: int) -> None:
+def _work(recipe: Recipe, worker: int, count: int, tasks: Connection, results: Connection, trainer: int) -> None:
     """Makes what is asked for until `None` is."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in FOR_THE_TRAINER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_TRAINER)
     die_with_parent()
     parent = processes.parent_process()
     if parent is None or parent.pid != trainer or not parent.is_alive():
         return  # it died before the kernel was asked
     part_from_sockets()
     torch.set_num_threads(1)  # as torch's own workers: the trainer needs the cores
-    _tell_worker_info(recipe, number, count)
+    _tell_worker_info(recipe, worker, count)
     broken: Failure | None = None
     if recipe.worker_init is not None:
         try:
-            recipe.worker_init(number)
+            recipe.worker_init(worker)
         except Exception as error:  # the user's code: told where a batch is asked for
             broken = failure_of(error)
     while True:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import sharded_loops as sharded
 import torch
+import torch.distributed as dist
 from loops import Behaviour, Trace, make, per_step
 from torch import nn
 
@@ -23,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "load_s": 0.0,
     "leave": "",
     "state_bytes": 0,
+    "trace_ready": False,
 }
 
 
@@ -71,7 +74,10 @@ def share(o: dict[str, Any]) -> None:
         behaviour.step_begins(step, model)
         ask_leave(o, manager)
         optimizer.zero_grad()
-        for k, (ids, x) in loader.over(step):
+        for k in step.microbatches():
+            if o["trace_ready"]:
+                trace("ready", step.index, k, (step.index, k) in loader._ahead.ready)
+            ids, x = loader.batch(step.index, k)
             trace("forward", step.index, k)
             trace("ids", step.index, k, ids.tolist(), x.double().sum().item())
             loss = loss_of(model, x)
@@ -128,3 +134,31 @@ def stream(o: dict[str, Any]) -> None:
         trace.applied(step.index, model, optimizer, float(step.reduced["loss"]))
     trace("positions", loader.positions.tolist())
     trace.done(model, optimizer)
+
+
+def split(o: dict[str, Any]) -> None:
+    """Both loaders in a group of several ranks, each of which has a part of every microbatch."""
+    o = {**sharded.DEFAULTS, **DEFAULTS, **o}
+    trace = Trace(o["trace"])
+    model, optimizer, _, place = sharded.build(o)
+    manager = lightkeeper.Manager(model, optimizer, seed=o["seed"], extras={"loss": ()}, place=place)
+    here = manager.place
+    loader = ShareLoader(Numbers(), sampler_of(o), manager, workers=o["workers"], prefetch=o["prefetch"])
+    streams = StreamLoader(manager, lambda slot: Source(100 * here.index + slot), o["microbatches"], state_bytes=64)
+    for step in manager.steps(until=o["steps"], microbatches=o["microbatches"]):
+        optimizer.zero_grad()
+        for k, (ids, x) in loader.over(step):
+            n, y = streams.batch(step.index, k)
+            trace("forward", step.index, k)
+            trace("ids", step.index, k, here.index, ids.tolist(), n)
+            loss = sharded.loss_of(model, torch.cat([x, y]))
+            linger(o)
+            (loss / step.total).backward()
+            step.contribute("loss", loss.detach() / step.total / here.count)
+        optimizer.step()
+        trace.applied(step.index, model, optimizer, float(step.reduced["loss"]), sharded.digest)
+    loader.close()
+    dist.destroy_process_group()
+
+
+LOOPS = {"share": share, "stream": stream, "split": split}

@@ -19,10 +19,12 @@ from lightkeeper.events import schema
 from lightkeeper.events.reader import seconds_between
 
 
-def consumed(facts: Facts, steps: int) -> dict[tuple[int, int], list[Any]]:
-    """What went into each microbatch of the committed steps: (step, k) to what its one consumer traced."""
+def consumed(facts: Facts, steps: int, rank: int = 0) -> dict[tuple[int, int], list[Any]]:
+    """What went into each microbatch of the committed steps: (step, k) to what its one consumer's rank traced."""
     found: dict[tuple[int, int], list[Any]] = {}
     for name, pid in facts.pids.items():
+        if int(name.partition(".")[2] or 0) != rank:
+            continue
         read = {(step, k): told for step, k, *told in facts.traces[name].all("ids")}
         for commit in facts.all(schema.Committed, pid=pid):
             for k in commit.microbatches:
@@ -92,6 +94,20 @@ def test_47_a_group_that_dies_and_comes_back_consumes_to_the_end_of_the_data(job
     assert sorted(row) == list(range(20 * 6 * 3)), "one pass, each sample once"
     ends = [e for e in facts.all(schema.Finished) if e.fingerprint]
     assert len(ends) == 3 and abs(seconds_between(ends[0], ends[-1])) < 2.0
+
+
+def test_what_a_dead_group_had_to_compute_is_there_when_it_is_dealt_anew(job: Job) -> None:
+    """g1 dies when step 4 begins; g0 has 3 of 6 microbatches to compute still, and reads the others meanwhile."""
+    o: dict[str, Any] = {"loop": "share", "samples": 90, "prefetch": 8, "delay": 0.2}
+    job.start_all(2, steps=7, fault="kill:g1:compute:4", trace_ready=True, **o)
+    facts = job.finish()
+    facts.check(7, {"g0"}, {"g1": -9})
+    facts.fault("kill", "compute", "g1", 4)
+    ready = {(step, k): there for step, k, there in facts.traces["g0"].all("ready")}
+    assert [ready[4, k] for k in range(6)] == [True] * 6, ready
+    assert facts.one(schema.Recovered, group="g0", step=4).further == (3, 4, 5)
+    assert all(ready[step, k] for step in (5, 6) for k in (0, 1, 2, 3)), "the larger share of the next steps, too"
+    check_samples(facts, 7, **o)
 
 
 @pytest.mark.long
@@ -191,3 +207,32 @@ def test_streams_with_states_over_joins_leaves_and_a_ramp(job: Job) -> None:
     assert [len(members) for members in facts.members][:3] == [1, 2, 3]
     check_items(facts, 60, [3, 6, 1, 5])
     assert re.search(r"[1-9]\d* states loaded", facts.said["g1"]) and "would spare" not in facts.said["g1"]
+
+
+# ---------------------------------------------------------------- groups of several ranks
+
+
+@pytest.mark.long
+def test_the_ranks_of_a_group_split_every_microbatch_over_a_death_and_a_return(job: Job) -> None:
+    o: dict[str, Any] = {"loop": "split", "samples": 77, "size": 4, "microbatches": 6, "steps": 40, "delay": 0.03}
+    o |= {"layout": "fsdp", "hurry": str(job.folder / "hurry")}
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    for group in ("g0", "g1"):
+        job.start_ranks(group, 2, "kill:g1/1:reduce:5", **o)
+    job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1")
+    job.start_ranks("g1", 2, **o)
+    for rank in range(2):
+        job.wait_for(schema.Rejoined, group="g1", rank=rank)
+    job.hurry()
+    facts = job.finish()
+    assert facts.one(schema.FaultInjected).step == 5 and facts.lost.keys() == {"g1"}
+    assert {facts.codes[name] for name in ("g0.0", "g0.1", "g1-again.0", "g1-again.1")} == {0}
+    sampler = dataloops.sampler_of({**loops.DEFAULTS, **o})
+    halves = [consumed(facts, 40, rank) for rank in range(2)]
+    for step in range(40):
+        for k in range(6):
+            (place, ids, n), (other_place, other_ids, other_n) = (half[step, k] for half in halves)
+            assert (place, other_place) == (0, 1) and n == other_n == step
+            assert ids + other_ids == sampler(step, k).tolist()
+    assert [len(half) for half in halves] == [240, 240]

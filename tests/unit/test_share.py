@@ -20,6 +20,7 @@ import torch
 from lightkeeper.data import DealtSampler, ShareLoader
 from lightkeeper.data.share import DataStalled, SampleError, WorkerLost
 from lightkeeper.errors import UsageError
+from lightkeeper.manager.within import Place
 
 WAIT_S = 20.0
 
@@ -64,8 +65,9 @@ class Planned:
     """Stands for a manager: what it says is set by the test."""
 
     def __init__(self, shares: dict[int, tuple[int, ...]]) -> None:
-        self.shares, self.fear, self.seed, self.rank = shares, (), 3, 0
-        self.settings = type("Settings", (), {"ranks": 1, "outage_budget_s": 2.0})
+        self.shares, self.seed, self.place = shares, 3, Place(0, 1)
+        self.fear: tuple[int, ...] = ()
+        self.settings = type("Settings", (), {"outage_budget_s": 2.0})
         self.watchers: list[Any] = []
 
     def watch(self, watcher: Any) -> None:
@@ -111,9 +113,9 @@ def test_a_batch_is_the_same_whoever_makes_it_and_whoever_splits_it() -> None:
     assert random.getstate() == before[1] and np.random.get_state()[1].tolist() == before[2]
     for key in keys:
         assert wanted[key][0].tolist() == sampler(*key).tolist()
-        for place in range(4):
-            assert torch.equal(wanted[key][place], found[key][place])
-            assert torch.equal(wanted[key][place], torch.cat([half[place] for half in split[key]]))
+        for part in range(4):
+            assert torch.equal(wanted[key][part], found[key][part])
+            assert torch.equal(wanted[key][part], torch.cat([half[part] for half in split[key]]))
     drawn = torch.cat([wanted[key][1] for key in keys])
     assert len(set(drawn.tolist())) == 36, "each sample draws its own"
 
@@ -280,6 +282,15 @@ def test_page_locked_memory_needs_an_accelerator() -> None:
         pytest.skip("there is one")
     with pytest.raises(UsageError, match="needs an accelerator"):
         ShareLoader(Odd(), InOrder(2, 3), Planned({}), pin_memory=True)
+
+
+def test_a_rank_reads_the_part_at_its_place() -> None:
+    manager = Planned({})
+    manager.place = Place(1, 2)
+    with ShareLoader(Odd(), InOrder(4, 3), manager, workers=0) as loader:
+        assert loader.batch(1, 0).tolist() == [14, 15]
+    with ShareLoader(Noisy(), DealtSampler(100, 4, 3, rank=1, world_size=2), manager, workers=0) as loader:
+        assert len(loader.batch(1, 0)[0]) == 2, "the sampler splits already"
 
 
 def test_an_uneven_split_is_told() -> None:

@@ -22,12 +22,14 @@ from lightkeeper.data.positions import (
 from lightkeeper.data.streams import NEAR_ITEMS, STATE_BYTES_MAX, StreamEnded
 from lightkeeper.errors import UsageError
 from lightkeeper.lighthouse.deal import deal, deal_rest
+from lightkeeper.manager.within import Place
 
 
 class Group:
     """Stands for a manager of one group: keeps what is contributed."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place or Place(0, 1)
         self.page = type("Page", (), {"step": 0})()
         self.extras: dict[str, tuple[int, ...]] = {}
         self.registered: dict[str, torch.Tensor] = {}
@@ -115,13 +117,13 @@ def test_what_cannot_be_copied_exactly_is_refused() -> None:
 
 
 def test_positions_go_one_item_further_or_stay() -> None:
-    positions = torch.tensor([4, 4, 0])
-    assert advance(positions, torch.tensor([5, 0, 1])).tolist() == [True, False, True]
-    assert positions.tolist() == [5, 4, 1]
+    positions = torch.tensor([[4, 4, 0]])
+    assert advance(positions, torch.tensor([[5, 0, 1]])).tolist() == [[True, False, True]]
+    assert positions.tolist() == [[5, 4, 1]]
     for wrong in ([7, 0, 0], [10, 0, 0], [0, 0, 1]):
-        with pytest.raises(PositionsBroken, match="read from elsewhere, or twice"):
-            advance(positions, torch.tensor(wrong))
-        assert positions.tolist() == [5, 4, 1], "nothing was taken"
+        with pytest.raises(PositionsBroken, match="place 0.: a stream was read from elsewhere, or twice"):
+            advance(positions, torch.tensor([wrong]))
+        assert positions.tolist() == [[5, 4, 1]], "nothing was taken"
 
 
 # ---------------------------------------------------------------- the loader
@@ -202,6 +204,21 @@ def test_what_is_taken_over_soon_after_is_summed_up(
         "steps 3 to 6: " + cost.format(2, 0),
         "step 7: " + cost.format(1, 0),
     ]
+
+
+def test_each_place_in_a_microbatch_has_streams_of_its_own() -> None:
+    ranks = [Group(Place(index, 2)) for index in range(2)]
+    loaders = [StreamLoader(rank, lambda slot, r=i: Counting(10 * r + slot), 2, state_bytes=100)  # type: ignore[misc]
+               for i, rank in enumerate(ranks)]  # fmt: skip
+    for step in range(2):
+        assert [loader.batch(step, 1) for loader in loaders] == [1000 + step, 11000 + step]
+        commit(ranks, step)
+    assert [loader.positions.tolist() for loader in loaders] == [[0, 2]] * 2
+    heirs = [Group(Place(index, 2)) for index in range(2)]
+    for index, heir in enumerate(heirs):
+        late = StreamLoader(heir, lambda slot, r=index: Counting(10 * r + slot), 2, state_bytes=100)  # type: ignore[misc]
+        heal(heir, ranks[0])
+        assert late.batch(2, 1) == [1002, 11002][index]
 
 
 def test_a_stream_that_ends_is_told() -> None:
