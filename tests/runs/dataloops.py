@@ -15,7 +15,6 @@ from torch import nn
 
 import lightkeeper
 from lightkeeper.data import DealtSampler, ShareLoader, StreamLoader
-from lightkeeper.manager import local
 
 DEFAULTS: dict[str, Any] = {
     "samples": 100,
@@ -56,7 +55,7 @@ def ask_leave(o: dict[str, Any], manager: Any) -> None:
     """Once, as soon as the file is there."""
     if o["leave"] and os.path.exists(o["leave"]):
         o["leave"] = ""
-        manager._client.send(local.AskLeave(reason="the machine gives notice"))
+        manager.leave("the machine gives notice")
 
 
 def share(o: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import importlib
 import json
 import multiprocessing
 import os
@@ -84,15 +83,14 @@ class Trace:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Runs one of the loops below, or of `dataloops`, by its name."""
+    """Runs one of the loops below by its name."""
     options = {**DEFAULTS, **options}
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    from training import LOOPS as MORE  # it takes its parts from here
+    from dataloops import LOOPS as OF_DATA  # they take their parts from here
+    from training import LOOPS as OF_TRAINING
 
-    known = {**LOOPS, **MORE}
-    loop = known.get(options["loop"]) or getattr(importlib.import_module("dataloops"), options["loop"])
-    loop(options)
+    {**LOOPS, **OF_TRAINING, **OF_DATA}[options["loop"]](options)
 
 
 # ---------------------------------------------------------------- the model
