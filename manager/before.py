@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 
 from lightkeeper.errors import UsageError
-from lightkeeper.manager.extras import Declared, ExtrasLayout, check_exact, exact
+from lightkeeper.manager.extras import Declared, ExtrasLayout, Values, check_exact, exact
 from lightkeeper.manager.groups import EpochGroup
 
 Part: TypeAlias = Callable[[int, int], "torch.Tensor | float"]
@@ -106,7 +106,8 @@ class BeforeExtras:
         """Name to value, in the declared shape and dtype; None before they were reduced."""
         if self._value is None:
             return None
-        return {e.name: one.to(e.dtype, copy=True).reshape(e.shape) for e, one in self._by_extra(self._value)}
+        by_extra = self._by_extra(self._value)
+        return Values({e.name: one.to(e.dtype, copy=True).reshape(e.shape) for e, one in by_extra})
 
     @property
     def names(self) -> tuple[str, ...]:

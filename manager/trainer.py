@@ -15,6 +15,7 @@ from lightkeeper.manager.averages import EXTRA
 from lightkeeper.manager.before import Part
 from lightkeeper.manager.client import EpochKeys
 from lightkeeper.manager.entries import entry_in
+from lightkeeper.manager.extras import Values
 from lightkeeper.manager.fingerprint import fingerprint, settings_hash, signature
 from lightkeeper.manager.fold import chosen_reducer
 from lightkeeper.manager.follower import Follower
@@ -232,7 +233,7 @@ class Manager(Follower):
         if values is not None:
             return values
         assert self._outcome is not None  # it is replayed, so its entry is here
-        return {name: self._outcome.reduced[name] for name in self._before.names}
+        return Values({name: self._outcome.reduced[name] for name in self._before.names})
 
     def versions(self) -> list[int]:
         """Version counters of the parameters: any change in place raises one."""

@@ -18,6 +18,7 @@ from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
 from lightkeeper.manager import local
 from lightkeeper.manager.actions import Action, Tell, ToRanks
 from lightkeeper.manager.machine import ENDS_S_MAX
+from lightkeeper.manager.progress import STANDING
 from lightkeeper.simulator.state import Part, Reduced, State
 
 if TYPE_CHECKING:
@@ -195,11 +196,18 @@ class Checkers:
         self._final(life, first)
         if step < self.world.shape.until and not total.again:
             self._whole(total)
+            self._alike_before(total, parts)
 
     def _whole(self, entry: Reduced) -> None:
         summed = sorted(k for _, k in entry.microbatches)
         if summed != list(range(self.world.total(entry.name.step))):
             raise Violation("I5", f"{entry.name} summed {entry.microbatches}")
+
+    def _alike_before(self, entry: Reduced, parts: dict[str, Part]) -> None:
+        """All microbatches were computed with the before extras that the entry holds."""
+        for member, part in parts.items():
+            if not part.used <= {entry.before}:
+                raise Violation("S7", f"{member} computed {entry.name} with {set(part.used)}, it holds {entry.before}")
 
     def _final(self, life: Life, state: State) -> None:
         """This state's entry, and all before it, are final."""
@@ -361,7 +369,7 @@ class Checkers:
             if not rank.alive or rank.frozen or rank.phase == "ended":
                 continue
             bound_s = settings.outage_budget_s
-            if process.machine.known is None or rank.phase in ("reduce", "closing"):
+            if process.machine.known is None or rank.phase in STANDING:
                 bound_s = settings.start_budget_s
             bound_s += 2 * self.world.longest_still_s + 2.0
             waited_s = self.world.clock.now - rank.since

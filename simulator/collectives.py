@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from lightkeeper.lighthouse.names import Entry, Epoch
 from lightkeeper.simulator.checkers import Violation
-from lightkeeper.simulator.state import Part, Reduced
+from lightkeeper.simulator.state import BEFORE, Part, Reduced
 
 if TYPE_CHECKING:
     from lightkeeper.simulator.world import World
 
-Key = tuple[int, int, int]  # step, attempt, bucket
+Key = tuple[int, int, int]  # step, attempt, bucket (or BEFORE)
 Done = Callable[["Reduced | None", str], None]
 Formed = Callable[[bool, str], None]
 LATE_S = (0.001, 0.03)
@@ -152,6 +152,7 @@ class Net:
         step, attempt, bucket = reduce.key
         parts = reduce.parts
         flags = {part.ready for part in parts.values()}
+        having = [parts[member].before for member in self.members if parts[member].before]
         total = Reduced(
             Entry(self.epoch, step),
             self._world.serial_of(self.epoch, step, attempt),
@@ -159,6 +160,7 @@ class Net:
             flags.pop() if len(flags) == 1 else 0,
             any(part.again for part in parts.values()),
             parts[self.members[0]].state.bits,
+            having[0] if having else self._world.serial_of(self.epoch, step, BEFORE),
         )
         if bucket == 0:
             self._world.checkers.reduced(self.epoch, step, parts, total)

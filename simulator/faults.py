@@ -142,7 +142,9 @@ class Faults:
 
     def raise_error(self, fault: Fault) -> bool:
         """The user's code raises in one rank."""
-        running = [r for g in living(self.world) for r in g.ranks if r.alive and r.phase in ("compute", "reduce")]
+        running = [
+            r for g in living(self.world) for r in g.ranks if r.alive and r.phase in ("before", "compute", "reduce")
+        ]
         rank = _one(running, fault)
         if rank is not None and not rank.frozen:
             self.world.say(f"  in {rank.name}")

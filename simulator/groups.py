@@ -10,6 +10,7 @@ from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import AskMembers, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.machine import GroupMachine, RankView
+from lightkeeper.manager.progress import STANDING
 from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.standing import Word
 from lightkeeper.simulator.clock import Process
@@ -233,7 +234,7 @@ class GroupProcess(Process):
         else:
             self._stopped_since.pop(rank.index, None)
             since = self.now
-        waiting_s = self.clock.now - rank.since if rank.phase in ("reduce", "closing") else 0.0
+        waiting_s = self.clock.now - rank.since if rank.phase in STANDING else 0.0
         return RankView(rank.phase, rank.step, waiting_s, self.now - since)
 
 

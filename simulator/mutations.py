@@ -268,6 +268,13 @@ MUTANTS: tuple[Mutant, ...] = (
         seed=28,
     ),
     Mutant(
+        "before extras that somebody has computed with are made anew",
+        "simulator/collectives",
+        "having[0] if having else self._world",
+        "self._world",
+        seed=3,
+    ),
+    Mutant(
         "finished before closing",
         "simulator/ranks",
         'self._reduce_bucket("closing", 0)\n            return',

@@ -41,7 +41,9 @@ def _steady(world: World) -> bool:
     here = members(world)
     if newest is None or len(here) < len(newest.members) or _recovery(world) or _planned(world):
         return False
-    return all(r.phase in ("compute", "reduce", "vote") for g in here for r in g.ranks) and _all_switched(world)
+    return all(r.phase in ("before", "compute", "reduce", "vote") for g in here for r in g.ranks) and _all_switched(
+        world
+    )
 
 
 def _all_switched(world: World) -> bool:
@@ -77,7 +79,7 @@ def _apart(world: World) -> bool:
 PHASES: dict[str, Callable[[World], bool]] = {
     "start": _start,  # no epoch is known to anybody alive
     "steady": _steady,  # all members compute, reduce and vote
-    "reduce": lambda world: _any_rank(world, "reduce"),
+    "reduce": lambda world: _any_rank(world, "before", "reduce"),
     "vote": lambda world: _any_rank(world, "vote"),
     "recovery asked": _recovery,  # promises are asked for, or the activation waits
     "switching": _switching,  # activated, and not every member is there: it forms, fetches an entry, has not heard

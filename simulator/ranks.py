@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
 from lightkeeper.manager import exits, local
+from lightkeeper.manager.progress import STANDING
 from lightkeeper.simulator.clock import Process
 from lightkeeper.simulator.collectives import Net
 from lightkeeper.simulator.holder import Holder, Never
-from lightkeeper.simulator.state import START, Part, Reduced, State
+from lightkeeper.simulator.state import BEFORE, START, Part, Reduced, State
 
 if TYPE_CHECKING:
     from lightkeeper.simulator.groups import GroupProcess
@@ -30,6 +31,8 @@ class Rank(Process):
         state: what was applied up to now.
         below: epochs below this number are over.
         held: microbatches summed into the local gradient of the step at hand.
+        before: the before extras of the step at hand, 0 if they are not known; reduced in epoch `before_in`.
+        used: those that what is held was computed with.
         pending: the entry that the buffers hold, reduced or fetched, until it is committed.
     """
 
@@ -46,6 +49,8 @@ class Rank(Process):
         self.ready = 0
         self.attempt = 0
         self.held: list[int] = []
+        self.before, self.before_in = 0, 0
+        self.used: frozenset[int] = frozenset()
         self.pending: Reduced | None = None
         self.holder = Holder(self.world.shape.kept_max)
         self.slow_s = 0.0
@@ -104,7 +109,7 @@ class Rank(Process):
         for epoch, net in self.nets.items():
             if epoch < below and not net.broken_by:
                 net.break_by(self.group.group)
-        if self.phase in ("reduce", "closing", "form") and self._epoch_is_over():
+        if self.phase in (*STANDING, "form") and self._epoch_is_over():
             self._failed("aborted", "")
 
     # ------------------------------------------------------------ a step
@@ -113,6 +118,10 @@ class Rank(Process):
         """The step at hand, as a member; after the last one the run is closed."""
         if self.step == self.world.shape.until:
             self._reduce_bucket("closing", 0)
+            return
+        assert self.plan is not None
+        if self.world.shape.before and self.before_in != self.plan.epoch:
+            self._reduce_bucket("before", BEFORE)
             return
         further = [k for k in self.share if k not in self.held]
         self.enter("compute")
@@ -123,6 +132,8 @@ class Rank(Process):
 
     def _reduce(self, further: list[int]) -> None:
         self.held += further
+        if further and self.world.shape.before:
+            self.used |= {self.before}
         self._reduce_bucket("reduce", 0)
 
     def _reduce_bucket(self, phase: str, bucket: int) -> None:
@@ -134,7 +145,7 @@ class Rank(Process):
             return
         again = phase == "reduce" and self.attempt == 0 and bucket == 0 and self.clock.chance(self.world.shape.again)
         held = () if phase == "closing" or bucket else tuple(self.held)
-        part = Part(held, self.ready, again, self.state)
+        part = Part(held, self.ready, again, self.state, self.before, self.used)
         turn = self._turn
         key = (self.step, self.attempt, bucket)
         net.put(self.group.group, key, part, lambda total, who: self._reduced(total, who, turn, bucket))
@@ -148,6 +159,9 @@ class Rank(Process):
             self._failed("connection closed by peer", suspect)
         elif self.phase == "closing":
             self.vote("closed")
+        elif bucket == BEFORE:
+            self.before, self.before_in = total.before, self.plan.epoch
+            self.begin()
         elif bucket == 0 and self.world.shape.buckets > 1:
             self.holder.overwritten()
             self.pending = total
@@ -214,6 +228,7 @@ class Rank(Process):
         self.holder.committed(entry, before.name)
         self.world.checkers.committed(self, entry, before)
         self.step, self.held, self.attempt = self.step + 1, [], 0
+        self._forget_before()
 
     def _end_body(self, copy: bool) -> None:
         self.holder.at_boundary()
@@ -350,7 +365,11 @@ class Rank(Process):
         if self.alive and turn == self._turn and not self.sleeps(self._run, turn, event, arguments):
             event(*arguments)
 
+    def _forget_before(self) -> None:
+        self.before, self.before_in, self.used = 0, 0, frozenset()
+
     def set_state(self, state: State) -> None:
         """A joiner takes the members' state."""
         self.state, self.step = state, state.step + 1
         self.held, self.attempt, self.pending = [], 0, None
+        self._forget_before()

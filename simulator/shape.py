@@ -27,6 +27,7 @@ class Shape:
         late_s: when the last group is started first.
         times: 1, or 100: as patient as a job a hundred times as large, in which silence is asked about.
         buckets: of a reduce: 1, or 2 with the first one completed before the second begins.
+        before: whether a step starts with the reduce of before extras.
         again: probability that a gradient comes after its bucket was launched.
         copy_s: shortest and longest time of a joiner's transfer.
         kept_max: entries that a donor keeps.
@@ -48,6 +49,7 @@ class Shape:
     late_s: float = 0.0
     times: int = 1
     buckets: int = 1
+    before: bool = False
     again: float = 0.01
     copy_s: tuple[float, float] = (0.02, 0.5)
     kept_max: int = 100
@@ -82,6 +84,7 @@ def draw_shape(random: random.Random, groups: int, window_s: float) -> Shape:
         late_s=random.choice((0.0, 0.0, 0.0, 6.0)),
         times=random.choice((1, 1, 1, 100)),
         buckets=random.choice((1, 1, 2)),
+        before=until % 3 == 0,  # not drawn by itself: every history would become another one
         copy_s=random.choice(((0.02, 0.2), (0.1, 1.0), (0.5, 3.0))),
         kept_max=random.choice((100, 100, 100, 4)),
     )

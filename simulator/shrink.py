@@ -48,7 +48,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         for start in range(0, len(faults), size):
             yield dataclasses.replace(plan, faults=faults[:start] + faults[start + size :])
         size //= 2
-    simpler: dict[str, Any] = {"ranks": 1, "buckets": 1, "lighthouses": 1, "again": 0.0, "late_s": 0.0}
+    simpler: dict[str, Any] = {"ranks": 1, "buckets": 1, "lighthouses": 1, "again": 0.0, "late_s": 0.0, "before": False}
     for field, value in simpler.items():
         if getattr(plan.shape, field) != value:
             yield dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, **{field: value}))

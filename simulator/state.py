@@ -7,16 +7,24 @@ from typing import NamedTuple
 
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
 
+BEFORE = -1  # the reduce at a step's start, where others have the number of a bucket
 UNNAMED = Entry(Epoch(0, Term(0, "")), -1)
 
 
 class Part(NamedTuple):
-    """What a member puts into a reduce: own microbatches, ready flag, whether a gradient came late, its state."""
+    """What a member puts into a reduce: own microbatches, ready flag, whether a gradient came late, its state.
+
+    Attributes:
+        before: the before extras that it has, 0 for none.
+        used: those that its microbatches were computed with.
+    """
 
     microbatches: tuple[int, ...]
     ready: int
     again: bool
     state: State
+    before: int = 0
+    used: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +37,7 @@ class Reduced:
         ready: the prepared epoch whose flag every member carried, else 0.
         again: whether a member's part was incomplete.
         base: bits of the states of those who put in their parts.
+        before: what the before extras are.
     """
 
     name: Entry
@@ -37,6 +46,7 @@ class Reduced:
     ready: int
     again: bool
     base: int
+    before: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from harness import Job, names
 
 from lightkeeper.events import schema
@@ -150,3 +151,16 @@ def test_74_a_slow_end_hook_disturbs_nobody(job: Job) -> None:
     facts = job.finish()
     facts.check(8, set(names(3)))
     assert not facts.lost and not facts.all(schema.ReduceFailed)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_79_begin_share_reduce_commit_is_the_same_with_one_group_and_with_two(job: Job, gold, count: int) -> None:
+    """The loop that is not ours; `steps()` with one group and several is in test_clean.py, 2x2 ranks elsewhere."""
+    steps = 8
+    job.start_all(count, steps=steps, loop="plain_calls")
+    facts = job.finish()
+    facts.check(steps, set(names(count)))
+    plain = gold(steps=steps)
+    facts.near(plain, "g0")
+    if count == 1:
+        assert facts.traces["g0"].digests == plain.digests

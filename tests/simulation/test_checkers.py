@@ -160,6 +160,14 @@ def test_i8_a_member_does_not_take_a_state(bench: Bench) -> None:
         bench.checkers.overwrites(bench.rank("g0", 0, START))
 
 
+def test_s7_all_compute_with_the_before_extras_that_the_entry_holds(bench: Bench) -> None:
+    net = Net(bench.world, E1, ("g0", "g1"))
+    net.formed = True
+    net.put("g0", (0, 0, 0), Part((0,), 0, False, START, before=5, used=frozenset({5})), lambda total, who: None)
+    with breaks("S7"):
+        net.put("g1", (0, 0, 0), Part((1,), 0, False, START, before=5, used=frozenset({4})), lambda total, who: None)
+
+
 def test_p1_no_reduce_in_a_group_that_is_not_formed(bench: Bench) -> None:
     net = Net(bench.world, E1, ("g0", "g1"))
     with breaks("P1"):
