@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self.reigns or self.newest is None or 2 * len(self._unanswered()) >= len(self.newest.members):",
         favoured=("lose_log", "split", "isolate_lighthouse", "cut_control", "fail_reduces"),
         shape={"minimum": 1, "groups": 3, "start_window_s": 0.0},
-        seed=275,
+        seed=415,
     ),
     Mutant(
         "ready flag before the group is formed",
