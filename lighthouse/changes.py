@@ -303,7 +303,7 @@ class Changes(Leaves):
         if old is not None:
             self.shrunk = len(planned.members) < len(old.members)
             if changed(old, planned):
-                self.dealer.in_force(self._first_step_now())
+                self.dealer.in_force()
         for member in old.members if old else ():
             group = self.groups.get(member.group)
             if group is not None and group.incarnation == member.incarnation and self._member(group.name) is None:

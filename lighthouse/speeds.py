@@ -58,9 +58,9 @@ class Dealer:
             return None
         return new
 
-    def in_force(self, step: int) -> None:
-        """Other speeds are in force, from this step on or an earlier one."""
-        self.changed, self.since = step, None
+    def in_force(self) -> None:
+        """Other speeds are in force; at which step since, the next look shows, or a later one than that."""
+        self.changed = self.since = None
 
 
 def better(membership: Membership, paces_us: Sequence[int], total: int) -> tuple[int, ...] | None:

@@ -3,7 +3,7 @@
 The names are those of the protocol's invariants: I1 one entry per final step, I2 what an evicted group does has no
 effect, I3 names only rise, I4 same bits, I5 microbatches exactly once, I6 bounded waits, I7 the sum is the whole
 step's, I8 names are never mixed. ``blame`` is rule R2: nobody is left out for a reason that is not so. ``log`` is what
-the lighthouse must have on disk before it speaks.
+the lighthouse must have on disk before it speaks. ``shares`` is rule D2: work is seldom dealt by other speeds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Activated, Note, Record
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
+from lightkeeper.lighthouse.speeds import EVERY_STEPS, changed
 from lightkeeper.manager import local
 from lightkeeper.manager.actions import Action, Tell, ToRanks
 from lightkeeper.manager.machine import ENDS_S_MAX
@@ -55,6 +56,7 @@ class Life:
         self.number, self.epoch = number, epoch
         self.final: dict[int, State] = {}
         self.began = False
+        self.dealt_anew: int | None = None  # the last step that was dealt by other speeds than the one before
 
 
 @dataclass
@@ -72,11 +74,13 @@ class Checkers:
     def __init__(self, world: World) -> None:
         self.world = world
         self.adopted = 0
+        self.dealt_anew = 0
         self.commits = 0
         self.last_commit_s = 0.0
         self.lives: list[Life] = []
         self.newest: Membership | None = None  # highest that was ever activated or shown to be in force
         self._lives: dict[Epoch, Life] = {}
+        self._in_epoch: dict[Epoch, Membership] = {}
         self._terms: set[Term] = set()
         self._memberships: dict[Epoch, tuple[str, ...]] = {}
         self._of: dict[tuple[int, int, str], Epoch] = {}
@@ -151,6 +155,7 @@ class Checkers:
 
     def _in_force(self, membership: Membership) -> Life:
         life = self._lives.get(membership.epoch)
+        self._in_epoch.setdefault(membership.epoch, membership)
         if life is None:
             life = None if membership.base is None else self._lives.get(membership.base)
             if life is None:
@@ -220,6 +225,18 @@ class Checkers:
         if before is not None and (state.before is None or state.before.bits != before.bits):
             raise Violation("I1", f"{state.name} follows another entry than {before.name}, which is final")
         life.final[state.step] = state
+        if before is not None:
+            self._dealt(life, before, state)
+
+    def _dealt(self, life: Life, before: State, state: State) -> None:
+        """Members that stay are dealt work by other proportions at most once in so many steps."""
+        old, new = (self._in_epoch.get(one.name.epoch) for one in (before, state))
+        if old is None or new is None or old is new or not changed(old, new):
+            return
+        last, life.dealt_anew = life.dealt_anew, state.step
+        self.dealt_anew += 1
+        if last is not None and state.step - last < EVERY_STEPS:
+            raise Violation("shares", f"step {state.step} is dealt by other speeds, and so was step {last}")
 
     def committed(self, rank: Rank, entry: Reduced, before: State) -> None:
         """A rank has applied an entry."""

@@ -191,9 +191,9 @@ class Faults:
 
     def leave(self, fault: Fault) -> bool:
         """A group is asked to leave; it comes back after a while."""
-        asked = [g for g in members(self.world) if not g.machine.leaving and g.machine.known is not None]
+        asked = [g for g in living(self.world) if not g.machine.leaving and g.machine.stopped is None]
         group = _one(asked, fault)
-        if group is None or len(asked) <= self.world.shape.minimum:
+        if group is None or len(asked) <= 1:
             return False
         self._say(group)
         group.leave("asked to")

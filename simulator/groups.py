@@ -235,7 +235,14 @@ class GroupProcess(Process):
             self._stopped_since.pop(rank.index, None)
             since = self.now
         waiting_s = self.clock.now - rank.since if rank.phase in STANDING else 0.0
-        return RankView(rank.phase, rank.step, waiting_s, self.now - since)
+        return RankView(rank.phase, rank.step, waiting_s, self.now - since, rank.pace.microbatch_us)
+
+    @property
+    def slowness(self) -> float:
+        """By how much a microbatch takes longer here than it might, for now."""
+        slow, shape = self.world.shape.slow, self.world.shape
+        turn = int(self.clock.now / shape.rotate_s) + self.world.names.index(self.group)
+        return slow[turn % len(slow)] if slow else 1.0
 
 
 class LastWords(Process):
@@ -281,4 +288,5 @@ def settings_for(group: str, shape: Shape) -> Settings:
     return Settings(
         group=group, groups=shape.groups, minimum=shape.minimum, ranks=shape.ranks, token="t",
         outage_budget_s=shape.budget_s, start_window_s=shape.start_window_s,
+        deal="speed" if shape.by_speed else "even",
     )  # fmt: skip

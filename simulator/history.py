@@ -12,7 +12,7 @@ from typing import Any
 from lightkeeper.simulator.checkers import Violation
 from lightkeeper.simulator.faults import Fault, Faults, draw_plan
 from lightkeeper.simulator.liveness import Liveness
-from lightkeeper.simulator.shape import Shape, draw_shape
+from lightkeeper.simulator.shape import Shape, draw_shape, draw_speeds
 from lightkeeper.simulator.world import World
 
 LATE_WINDOWS = 3.0  # of the usual time for a job that goes on well
@@ -83,7 +83,9 @@ def plan_history(
         shape: fields of the shape that are given, and not drawn.
     """
     draw = random.Random(f"plan {seed}")
-    drawn = dataclasses.replace(draw_shape(draw, groups, window_s), **(shape or {}))
+    drawn = draw_shape(draw, groups, window_s)
+    speeds = draw_speeds(random.Random(f"speeds {seed}"), drawn.groups)  # of its own: the rest is as without it
+    drawn = dataclasses.replace(drawn, **{**speeds, **(shape or {})})
     count = max(FAULTS_MIN, round(faults * draw.uniform(0.5, 1.5)))
     strike_s = min(window_s, 1.0 + drawn.until * _step_s(drawn) * 1.5)  # beyond that the run is over
     return Plan(seed, drawn, tuple(draw_plan(draw, strike_s, count, drawn.start_window_s > 0, favoured)))

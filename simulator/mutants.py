@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HISTORIES_MAX = 10_000
 RUN_S_MAX = 3600
+EVEN = {"by_speed": False, "slow": ()}  # unless a mutant says otherwise
 FAULTS = 18.0  # of a history on average, half as many again as in others
 
 
@@ -123,7 +124,7 @@ def plan_of(mutant: Mutant, seed: int) -> Plan:
     """The plan of a seed, among the faults and with the shape under which its rule matters."""
     from lightkeeper.simulator.history import plan_history
 
-    return plan_history(seed, faults=FAULTS, favoured=mutant.favoured, shape=mutant.shape)
+    return plan_history(seed, faults=FAULTS, favoured=mutant.favoured, shape={**EVEN, **mutant.shape})
 
 
 def _seeds(name: str, first: int, count: int) -> Caught:

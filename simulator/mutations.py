@@ -287,6 +287,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
         seed=8,
     ),
+    Mutant(
+        "other speeds as soon as they seem better",
+        "lighthouse/speeds",
+        "step - self.since < STEADY_STEPS or step - self.changed < EVERY_STEPS",
+        "step - self.since < 0",
+        shape={
+            "by_speed": True,
+            "slow": (1.0, 4.0, 1.0),
+            "rotate_s": 1.0,
+            "groups": 3,
+            "minimum": 1,
+            "microbatches": 6,
+            "microbatch_s": (0.01, 0.03),
+        },
+    ),
 )
 
 UNNOTICED: tuple[Mutant, ...] = (

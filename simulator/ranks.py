@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
 from lightkeeper.manager import exits, local
+from lightkeeper.manager.pace import Pace
 from lightkeeper.manager.progress import STANDING
 from lightkeeper.simulator.clock import Process
 from lightkeeper.simulator.collectives import Net
@@ -54,6 +55,7 @@ class Rank(Process):
         self.pending: Reduced | None = None
         self.holder = Holder(self.world.shape.kept_max)
         self.slow_s = 0.0
+        self.pace = Pace()
         self.last_push_s = 0.0  # when the newest message of its manager arrives: its socket keeps their order
         self.source = local.Source(step=0, donors=())
         self._then: Answered | None = None
@@ -126,8 +128,12 @@ class Rank(Process):
         further = [k for k in self.share if k not in self.held]
         self.enter("compute")
         low, high = self.world.shape.microbatch_s
-        seconds = self.clock.uniform(low, high) * len(further) + 0.001 + self.slow_s
+        each_s = self.clock.uniform(low, high) * self.group.slowness
+        seconds = each_s * len(further) + 0.001 + self.slow_s
         self.slow_s = 0.0
+        for number in range(len(further)):
+            self.pace.begins(self.step, self.clock.now + each_s * number)
+        self.pace.ends(self.clock.now + each_s * len(further))
         self.later(seconds, self._reduce, further)
 
     def _reduce(self, further: list[int]) -> None:

@@ -18,11 +18,9 @@ ALL_DOWN = "whom it strikes is up"
 IMPOSSIBLE: dict[tuple[str, str], str] = {
     ("kill_several", "start"): NO_MEMBERS,
     ("kill_donor", "start"): NO_MEMBERS,
-    ("leave", "start"): NO_MEMBERS,
     ("raise_error", "start"): NO_MEMBERS,
     ("operator_speaks", "lighthouse away"): ALL_DOWN,
     ("slow_rank", "start"): NO_MEMBERS,
-    ("leave", "below minimum"): "the last ones are not asked to leave",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,9 @@ class Shape:
         until: steps of the run.
         microbatches: of an even step; an odd one has one more, so that a wrong total shows.
         microbatch_s: shortest and longest time of a microbatch.
+        by_speed: whether work is dealt by speed.
+        slow: by how much each group is slower than a microbatch takes; they rotate. Empty: none is.
+        rotate_s: how long each of them lasts.
         window_s: faults strike until then.
         lease_s: of the lighthouse.
         beat_s: of the managers; the lighthouse ticks twice as often. Longer than in earnest: most events are these.
@@ -41,6 +45,9 @@ class Shape:
     until: int = 40
     microbatches: int = 6
     microbatch_s: tuple[float, float] = (0.02, 0.08)
+    by_speed: bool = False
+    slow: tuple[float, ...] = ()
+    rotate_s: float = 8.0
     window_s: float = 20.0
     lease_s: float = 2.0
     beat_s: float = 0.4
@@ -88,6 +95,16 @@ def draw_shape(random: random.Random, groups: int, window_s: float) -> Shape:
         copy_s=random.choice(((0.02, 0.2), (0.1, 1.0), (0.5, 3.0))),
         kept_max=random.choice((100, 100, 100, 4)),
     )
+
+
+def draw_speeds(random: random.Random, groups: int) -> dict[str, Any]:
+    """How fast the groups are: fields of a shape."""
+    factors = [random.choice((1.0, 1.0, 1.05, 1.4, 2.0, 4.0)) for _ in range(groups)]
+    return {
+        "by_speed": random.random() < 0.7,
+        "slow": tuple(factors) if random.random() < 0.7 else (),
+        "rotate_s": random.choice((3.0, 8.0, 60.0)),
+    }
 
 
 def shape_from(fields: dict[str, object]) -> Shape:

@@ -29,8 +29,8 @@ def breaks(invariant: str) -> Any:
     return pytest.raises(Violation, match=f"^{invariant}: ")
 
 
-def membership(epoch: Epoch, *groups: str, base: Epoch | None = None) -> Membership:
-    return Membership(epoch, tuple(Member(g, f"{g}-i1", f"{g}:m") for g in groups), base)
+def membership(epoch: Epoch, *groups: str, base: Epoch | None = None, speeds: tuple[int, ...] = ()) -> Membership:
+    return Membership(epoch, tuple(Member(g, f"{g}-i1", f"{g}:m") for g in groups), base, speeds)
 
 
 class Bench:
@@ -72,6 +72,39 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+# ---------------------------------------------------------------- shares
+
+
+@pytest.mark.parametrize("steps", [19, 20])
+def test_shares_change_seldom(bench: Bench, steps: int) -> None:
+    e3 = Epoch(3, Term(1, "lh"))
+    bench.checkers._in_force(membership(E2, "g0", "g1", base=E1, speeds=(1000, 500)))
+    bench.checkers._in_force(membership(e3, "g0", "g1", base=E2))
+    life = bench.checkers.lives[-1]
+    names = {0: E1, 1: E2, 1 + steps: e3}
+    epoch, state = E1, START
+    for step in range(steps + 1):
+        epoch = names.get(step, epoch)
+        state = bench.sums.apply(state, bench.entry(step, epoch, base=state))
+        bench.checkers._final(life, state)
+    state = bench.sums.apply(state, bench.entry(steps + 1, e3, base=state))
+    if steps < 20:
+        with breaks("shares"):
+            bench.checkers._final(life, state)
+    else:
+        bench.checkers._final(life, state)
+    assert bench.checkers.dealt_anew == 2
+
+
+def test_who_comes_or_goes_is_no_change_of_shares(bench: Bench) -> None:
+    bench.checkers._in_force(membership(E2, "g0", base=E1))
+    life = bench.checkers.lives[-1]
+    first = bench.state(bench.entry(0))
+    bench.checkers._final(life, first)
+    bench.checkers._final(life, bench.sums.apply(first, bench.entry(1, E2, base=first)))
+    assert not bench.checkers.dealt_anew
 
 
 # ---------------------------------------------------------------- entries

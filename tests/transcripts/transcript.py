@@ -40,6 +40,7 @@ class Group:
         self.missed: list[Any] = []  # what arrived while it was frozen
         self.phase, self.since = "compute", now
         self.epoch = 0  # in which its rank reduces
+        self.microbatch_us = 0
 
     @property
     def title(self) -> str:
@@ -200,6 +201,17 @@ class Play:
         for name in names:
             self.groups[name].phase, self.groups[name].since = "reduce", self.now
 
+    def do_paces(self, *words: str) -> None:
+        """``paces g0 10 g1 20``: so many milliseconds they take for a microbatch from now on."""
+        for name, milliseconds in zip(words[::2], words[1::2], strict=True):
+            self.groups[name].microbatch_us = 1000 * int(milliseconds)
+
+    def do_steps(self, count: str) -> None:
+        """``steps 20``: so many steps are committed by all members, a beat after each."""
+        for _ in range(int(count)):
+            self.do_commits()
+            self.do_pass("0.2")
+
     def do_pass(self, seconds: str, *unit: str) -> None:
         """``pass 3 s``: managers beat, the lighthouse ticks."""
         for _ in range(round(float(seconds) / BEAT_S)):
@@ -207,7 +219,7 @@ class Play:
             for group in list(self.groups.values()):
                 if group.there and not group.frozen:
                     waits_s = self.now - group.since if group.phase == "reduce" else 0.0
-                    view = RankView(group.phase, group.machine.step, waits_s, 0.0)
+                    view = RankView(group.phase, group.machine.step, waits_s, 0.0, group.microbatch_us)
                     self._act(group, group.machine.tick({0: view}, self.now))
             self._settle()
             if self.lighthouse is not None:

@@ -22,7 +22,8 @@ def _numbers(numbers: Iterable[int]) -> str:
 
 
 def _groups(membership: Membership) -> str:
-    return f"e{membership.epoch.number} of {' '.join(membership.groups)}"
+    speeds = f" at {' '.join(map(str, membership.speeds))}" if membership.speeds else ""
+    return f"e{membership.epoch.number} of {' '.join(membership.groups)}{speeds}"
 
 
 def _entry(entry: Entry | None) -> str:

@@ -92,8 +92,8 @@ def test_at_most_one_change_in_twenty_steps() -> None:
     dealer = Dealer(changed=0)
     first = when(dealer, members(), SLOW, range(30, 100))
     assert first == 30 + STEADY_STEPS
-    dealer.in_force(first + 2)
-    assert when(dealer, members(1000, 1000, 700, 1000), [10_000] * 4, range(first + 3, 200)) == first + 2 + EVERY_STEPS
+    dealer.in_force()
+    assert when(dealer, members(1000, 1000, 700, 1000), [10_000] * 4, range(first + 3, 200)) == first + 3 + EVERY_STEPS
 
 
 # ---------------------------------------------------------------- words
