@@ -11,6 +11,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import threading
@@ -189,7 +190,7 @@ def train(o: dict[str, Any]) -> None:
         for k in step.microbatches():
             trace("forward", step.index, k)
             loss = forward(model, step.index, k)
-            time.sleep(o["delay"])
+            time.sleep(o["delay"] * (random.uniform(0.95, 1.05) if "noise" in behaviour.words else 1.0))
             (loss / step.total).backward()
             step.contribute("loss", loss.detach() / step.total)
             if behaviour.after_backward(step, k):
