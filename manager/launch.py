@@ -119,7 +119,8 @@ class Launcher:
             if self.warm is not None and self.restarts.left:
                 keeping = asyncio.create_task(self.warm.keep(environment, service.is_complete))
             code = await serving
-            return GroupEnd(code, next(iter(ended.values()), None), self._asked.is_set())
+            asked = self._asked.is_set() or bool(service.machine.leaving)
+            return GroupEnd(code, next(iter(ended.values()), None), asked)
         finally:
             self._service = None
             if keeping is not None:

@@ -26,7 +26,7 @@ class GroupEnd:
         code: exit code of the group.
         first: what the first of its ranks that ended before the group did ended with, negative for a signal; None if
             there was none.
-        asked: whether somebody asked the launcher to leave.
+        asked: whether somebody asked the group to leave.
     """
 
     code: int

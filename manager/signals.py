@@ -22,18 +22,18 @@ class LeaveSignal:
 
     def __init__(self, asked: Callable[[], None]) -> None:
         self._asked = asked
-        self._before: signal.Handlers | None = None
-        before = signal.getsignal(signal.SIGTERM)
+        self._taken = False
+        self._before = before = signal.getsignal(signal.SIGTERM)
         ours = before == signal.SIG_DFL or (before == signal.SIG_IGN and SOCKET_VARIABLE in os.environ)
         if ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._handle)
-            self._before = signal.SIG_DFL
+            self._taken = True
 
     def _handle(self, number: int, frame: object) -> None:
         self._asked()
 
     def end(self) -> None:
-        """From now on the signal ends the process again."""
-        taken = self._before is not None and signal.getsignal(signal.SIGTERM) == self._handle
+        """The run is over: from now on the signal does what it did before."""
+        taken = self._taken and signal.getsignal(signal.SIGTERM) == self._handle
         if taken and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, self._before)
