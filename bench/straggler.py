@@ -121,7 +121,7 @@ def train(steps: int, microbatch_s: float, weights_to: str) -> None:
 
     torch.set_num_threads(1)
     model = stack(GRADIENT_MB)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     manager = lightkeeper.Manager(model, optimizer)
     for step in manager.steps(steps, MICROBATCHES):
         optimizer.zero_grad()

@@ -10,7 +10,7 @@ from harness import Job
 from lightkeeper.events import schema
 from lightkeeper.lighthouse.speeds import EVERY_STEPS
 
-STEPS, MICROBATCHES, DELAY_S, SLOW_S = 60, 12, 0.02, 0.05
+STEPS, MICROBATCHES, DELAY_S, SLOW_S = 50, 12, 0.015, 0.04
 
 
 def sizes(facts: Facts, step: int) -> dict[str, int]:
