@@ -14,7 +14,6 @@ from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import local
 from lightkeeper.manager.keys import KeyRefused, Keys
 from lightkeeper.manager.machine import GroupMachine
-from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.protos import manager_pb2, manager_pb2_grpc
 from lightkeeper.wire import CHANNEL_OPTIONS, JOB_KEY, authorised, metadata
 
@@ -88,9 +87,9 @@ class RemoteKeys:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def serve(self, message: local.SetKey | local.GetKey, socket: RankSocket) -> None:
+    def serve(self, message: local.SetKey | local.GetKey, answer: Callable[[local.Key], None]) -> None:
         """Starts to answer one request of a rank."""
-        task = asyncio.create_task(self._serve(message, socket))
+        task = asyncio.create_task(self._serve(message, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -101,7 +100,7 @@ class RemoteKeys:
         for channel in self._channels.values():
             await channel.close()
 
-    async def _serve(self, message: local.SetKey | local.GetKey, socket: RankSocket) -> None:
+    async def _serve(self, message: local.SetKey | local.GetKey, answer: Callable[[local.Key], None]) -> None:
         try:
             value = await self._ask(message)
         except (KeyRefused, TimeoutError, grpc.aio.AioRpcError) as error:
@@ -110,9 +109,9 @@ class RemoteKeys:
                 if isinstance(error, grpc.aio.AioRpcError)
                 else str(error) or "not set in time"
             )
-            socket.send(local.Key(request=message.request, error=line))
+            answer(local.Key(request=message.request, error=line))
         else:
-            socket.send(local.Key(request=message.request, value=value))
+            answer(local.Key(request=message.request, value=value))
 
     async def _ask(self, message: local.SetKey | local.GetKey) -> bytes:
         timeout_s = message.timeout_ms / 1000

@@ -101,17 +101,17 @@ class Launcher:
         def rank_ended(rank: int, code: int) -> None:
             if not serving.done():
                 ended[rank] = code
-            service.rank_ended(rank, code)
+            service.local.ended(rank, code)
 
         try:
-            while not service.socket_path.exists():
+            while not service.local.path.exists():
                 if serving.done():
                     return GroupEnd(serving.result())
                 await asyncio.sleep(0.005)
             environment = ranks.environment_of(ranks.ranks.start)
             ranks.start(await self.warm.take(environment) if self.warm is not None else ())
-            service.roots.update(ranks.pids.values())
-            service.kill_also = ranks.kill
+            service.local.roots.update(ranks.pids.values())
+            service.local.kill_also = ranks.kill
             ranks.watch(rank_ended)
             self._service = service
             if self._asked.is_set():
@@ -126,7 +126,7 @@ class Launcher:
             if keeping is not None:
                 keeping.cancel()
             await ranks.close()
-            shutil.rmtree(service.socket_path.parent, ignore_errors=True)
+            shutil.rmtree(service.local.path.parent, ignore_errors=True)
 
     def _say(self, line: str) -> None:
         say(f"manager {self.settings.group}: {line}")
@@ -136,7 +136,7 @@ class Launcher:
         environment = {
             **os.environ,
             **self.settings.to_environment(),
-            SOCKET_VARIABLE: str(service.socket_path),
+            SOCKET_VARIABLE: str(service.local.path),
         }
         if self.starts:
             environment.pop(faults.VARIABLE, None)  # a fault on request strikes the first start

@@ -42,7 +42,7 @@ async def _serve(service: ManagerService, parent: int) -> int:
 
 def _end_unregistered(service: ManagerService, serving: asyncio.Task[int]) -> None:
     """Rank 0 ended before it registered: there is no group."""
-    if not service.pids:
+    if not service.local.pids:
         serving.cancel()
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,14 @@ from lightkeeper.manager.folders import remove_left_over
 from lightkeeper.manager.groupstate import group_state, words_of
 from lightkeeper.manager.keystore import KeyService, RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
+from lightkeeper.manager.localranks import LocalRanks
 from lightkeeper.manager.machine import GroupMachine, RankView
 from lightkeeper.manager.notice import Notice, watch_notice
-from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
-from lightkeeper.manager.progress import STANDING, read_progress
-from lightkeeper.manager.ranksocket import RankSocket
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import SERVER_OPTIONS, join_address, metadata, own_address_towards
 from lightkeeper.words import Seldom, say
 
 LOOK_S = 0.1  # between two looks at what the ranks do
-TREES_S = 2.0  # between two looks at what they have started
-SILENT_S_MIN = 0.5
 FLUSH_S = 1.0
 
 
@@ -51,17 +47,12 @@ class ManagerService:
     """
 
     def __init__(self, settings: Settings, incarnation: str, socket_path: Path) -> None:
-        self.settings, self.incarnation, self.socket_path = settings, incarnation, socket_path
+        self.settings, self.incarnation = settings, incarnation
         self.events: EventLog | None = None
         self.ended: asyncio.Future[int]
         self.machine: GroupMachine
         self.link: LighthouseLink
-        self.ranks: dict[int, RankSocket] = {}
-        self.pids: dict[int, int] = {}
-        self.roots: set[int] = set()
-        self.kill_also: Callable[[], None] = lambda: None  # what whoever started the ranks knows to be theirs
-        self.trees = Trees()
-        self._stopped_since: dict[int, float] = {}
+        self.local = LocalRanks(socket_path, settings.token, range(settings.ranks), self)
         self._ending = False
         self._seldom = Seldom()
         self._asked_again = asyncio.Event()
@@ -78,7 +69,7 @@ class ManagerService:
             )
         host = s.host or own_address_towards(addresses_at_start(s.lighthouse))
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        self.keys = KeyService(s.token, s.job, self._unauthorised, self._state)
+        self.keys = KeyService(s.token, s.job, self.stranger, self._state)
         self.keys.add_to(server)
         port = server.add_insecure_port(join_address(host, 0))
         self.machine = GroupMachine(s, self.incarnation, join_address(host, port), time.monotonic())
@@ -86,12 +77,9 @@ class ManagerService:
         self._write(ProcessStarted(command=" ".join(sys.argv)[:1000], listens=self.machine.address))
         self.remote_keys = RemoteKeys(s.token, s.job, self.keys, self.machine)
         self.link = self._new_link()
-        early = self.socket_path.with_suffix(".early")
         if s.groups == 1:
             self.say("one group: it trains, and nothing can heal it")
-        local_server = await asyncio.start_unix_server(self._accept, path=early)
-        os.chmod(early, 0o600)
-        early.rename(self.socket_path)  # who sees it can connect to it
+        await self.local.open()
         if s.notice_file:
             loop = asyncio.get_running_loop()
             watch_notice(Path(s.notice_file), lambda notice: self._in_loop(loop, notice))
@@ -101,10 +89,10 @@ class ManagerService:
         finally:
             for task in tasks:
                 task.cancel()
-            local_server.close()
+            self.local.close()
             await self.remote_keys.close()
             await server.stop(grace=0)
-            self._remove_files()
+            self.local.remove_files()
             if self.events is not None:
                 self.events.close()
 
@@ -152,13 +140,6 @@ class ManagerService:
             asked.cancel()
             await asyncio.gather(telling, asked, return_exceptions=True)
 
-    def _remove_files(self) -> None:
-        """The socket, the ranks' progress pages and their folder, which was made for them."""
-        for path in (self.socket_path, *self.socket_path.parent.glob("progress-*")):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.socket_path.parent.rmdir()
-
     # ------------------------------------------------------------ actions
 
     def act(self, actions: list[Action]) -> None:
@@ -167,15 +148,9 @@ class ManagerService:
             if isinstance(action, Tell):
                 self.link.put(action.message)
             elif isinstance(action, ToRanks):
-                chosen = (
-                    self.ranks.values()
-                    if action.rank is None
-                    else [r for i, r in self.ranks.items() if i == action.rank]
-                )
-                for rank in chosen:
-                    rank.send(action.message)
+                self.local.send(action.message, None if action.rank is None else (action.rank,))
             elif isinstance(action, Kill):
-                self._kill(action.reason)
+                self.local.kill()
             elif isinstance(action, End):
                 self._end(action)
             elif isinstance(action, Note):
@@ -194,10 +169,6 @@ class ManagerService:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _kill(self, reason: str) -> None:
-        self.trees.kill(*self.roots, *self.pids.values())
-        self.kill_also()
-
     def _end(self, end: End) -> None:
         self._ending = True
         if end.exit_code != 0:
@@ -213,54 +184,39 @@ class ManagerService:
     async def _run_link(self) -> None:
         await self.link.run()
         if self.link.denied and not self._ending:
-            self._kill(self.link.denied)
+            self.local.kill()
             self.machine.ending = self.link.denied
             self._end(End(exits.REFUSED, self.link.denied))
         await self.ended
 
     # ------------------------------------------------------------ ranks
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        socket = RankSocket(reader, writer)
-        try:
-            hello = await asyncio.wait_for(socket.receive(), timeout=10)
-            if not isinstance(hello, local.Register) or not socket.carries(hello, self.settings.token):
-                self._unauthorised("a local process", "rank socket")
-                return
-            if hello.rank in self.ranks or not 0 <= hello.rank < self.settings.ranks:
-                self.say(f"refused a second rank {hello.rank} (pid {hello.pid})")
-                return
-            self._watch(hello)
-            self.ranks[hello.rank] = socket
-            self.act(self.machine.register(hello, time.monotonic()))
-            s = self.settings
-            socket.send(local.Registered(job=s.job, group=s.group, incarnation=self.incarnation, pid=os.getpid()))
-            while (message := await socket.receive()) is not None:
-                if isinstance(message, local.SetKey | local.GetKey):
-                    self.remote_keys.serve(message, socket)
-                else:
-                    self.act(self.machine.rank_says(hello.rank, message, time.monotonic()))
-        except asyncio.CancelledError:
-            return  # the manager ends
-        except (TimeoutError, ValueError, ConnectionError) as error:
-            self.say(f"a rank's socket failed: {error or 'no hello in time'}")
-        finally:
-            socket.close()
+    def rank_registered(self, hello: local.Register) -> local.Registered:
+        """A rank's socket stands."""
+        self.act(self.machine.register(hello, time.monotonic()))
+        s = self.settings
+        return local.Registered(job=s.job, group=s.group, incarnation=self.incarnation, pid=os.getpid())
 
-    def _watch(self, hello: local.Register) -> None:
-        self.pids[hello.rank] = hello.pid
-        with contextlib.suppress(ProcessLookupError):
-            watch_exit(hello.pid, lambda code: self.rank_ended(hello.rank, code))
-            return
-        self.rank_ended(hello.rank, None)
+    def rank_says(self, rank: int, message: local.FromRank) -> None:
+        """A rank's message: a rendezvous key, or what the machine decides on."""
+        if isinstance(message, local.SetKey | local.GetKey):
+            self.remote_keys.serve(message, lambda key: self.local.send(key, (rank,)))
+        else:
+            self.act(self.machine.rank_says(rank, message, time.monotonic()))
 
-    def rank_ended(self, rank: int, code: int | None) -> None:
-        """A rank's process ended, whether it registered or not; `code` as in `watch_exit`."""
-        self.act(self.machine.rank_ended(rank, code, self._view(rank), time.monotonic()))
+    def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None) -> None:
+        """A rank's process ended."""
+        self.act(self.machine.rank_ended(rank, exit_code, view, time.monotonic()))
+
+    def stranger(self, peer: str, what: str) -> None:
+        """Somebody without the token was refused."""
+        if (line := self._seldom.lets(f"refused {peer}: wrong or missing token")) is not None:
+            self.say(line)
+            self._write(Unauthorised(peer=peer, what=what))
 
     def is_complete(self) -> bool:
         """Whether all ranks have come."""
-        return len(self.pids) == self.settings.ranks
+        return len(self.machine.registered) == self.settings.ranks
 
     def asked_to_leave(self, reason: str) -> None:
         """The launcher got a signal."""
@@ -281,40 +237,17 @@ class ManagerService:
         self.act(self.machine.asked_to_leave(reason, time.monotonic(), notice.deadline_s))
 
     def _state(self) -> Any:
-        views = [view for rank in self.ranks if (view := self._view(rank)) is not None]
+        views = [*self.local.views().values()]
         phase = next((v.phase for v in views if v.phase == "compute"), views[0].phase if views else "")
         return group_state(self.machine, phase, self.link.welcomed_at, time.monotonic())
-
-    def _view(self, rank: int) -> RankView | None:
-        register = self.machine.registered.get(rank)
-        page = None if register is None else read_progress(Path(register.progress))
-        if register is None or page is None:
-            return None
-        now = time.monotonic()
-        if page.silent_s > SILENT_S_MIN and is_stopped(register.pid):
-            since = self._stopped_since.setdefault(rank, now - page.silent_s)
-        else:
-            self._stopped_since.pop(rank, None)
-            since = now
-        waiting_s = page.since_s if page.phase in STANDING else 0.0
-        return RankView(page.phase, page.step, waiting_s, now - since, page.microbatch_us)
 
     # ------------------------------------------------------------ time and words
 
     async def _run_ticks(self) -> None:
-        looked_s = time.monotonic()
         while True:
-            views = {rank: view for rank in self.ranks if (view := self._view(rank)) is not None}
-            self.act(self.machine.tick(views, time.monotonic()))
-            if time.monotonic() - looked_s > TREES_S:
-                looked_s = time.monotonic()
-                self.trees.look(*self.roots, *self.pids.values())
+            self.act(self.machine.tick(self.local.views(), time.monotonic()))
+            self.local.look()
             await asyncio.sleep(min(self.machine.beat_s, LOOK_S))
-
-    def _unauthorised(self, peer: str, what: str) -> None:
-        if (line := self._seldom.lets(f"refused {peer}: wrong or missing token")) is not None:
-            self.say(line)
-            self._write(Unauthorised(peer=peer, what=what))
 
     def _write(self, event: Event) -> None:
         if self.events is not None:

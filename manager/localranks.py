@@ -1,0 +1,157 @@
+"""The ranks of one node, seen from the process that serves them: their sockets, what they do, and how they end.
+
+The manager serves the ranks of its own node so, and an agent those of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from lightkeeper.manager import local
+from lightkeeper.manager.answers import RankView
+from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
+from lightkeeper.manager.progress import STANDING, read_progress
+from lightkeeper.manager.ranksocket import RankSocket
+
+SILENT_S_MIN = 0.5
+TREES_S = 2.0  # between two looks at what the ranks have started
+REGISTER_S_MAX = 10.0
+
+
+class Listener(Protocol):
+    """Who is told of the ranks."""
+
+    def rank_registered(self, hello: local.Register) -> local.Registered:
+        """A rank's socket stands; what it is answered."""
+
+    def rank_says(self, rank: int, message: local.FromRank) -> None:
+        """A rank's message."""
+
+    def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None) -> None:
+        """A rank's process ended; `exit_code` is negative for a signal, None if nobody could tell."""
+
+    def stranger(self, peer: str, what: str) -> None:
+        """Somebody without the token was refused."""
+
+    def say(self, line: str) -> None:
+        """One line for the operator."""
+
+
+class LocalRanks:
+    """Serves the local socket.
+
+    Args:
+        path: where the socket is made.
+        token: the job's token.
+        ranks: indices, within the group, of the ranks of this node.
+        listener: who is told.
+    """
+
+    def __init__(self, path: Path, token: str, ranks: range, listener: Listener) -> None:
+        self.path, self.token, self.ranks, self.listener = path, token, ranks, listener
+        self.sockets: dict[int, RankSocket] = {}
+        self.pids: dict[int, int] = {}
+        self.roots: set[int] = set()  # what started the ranks
+        self.kill_also: Callable[[], None] = lambda: None  # what whoever started the ranks knows to be theirs
+        self._pages: dict[int, Path] = {}
+        self._trees = Trees()
+        self._looked_s = time.monotonic()
+        self._stopped_since: dict[int, float] = {}
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Makes the socket; who sees it can connect to it."""
+        early = self.path.with_suffix(".early")
+        self._server = await asyncio.start_unix_server(self._accept, path=early)
+        os.chmod(early, 0o600)
+        early.rename(self.path)
+
+    def close(self) -> None:
+        """Takes no more ranks."""
+        if self._server is not None:
+            self._server.close()
+
+    def remove_files(self) -> None:
+        """The socket, the ranks' progress pages and their folder, which was made for them."""
+        for path in (self.path, *self.path.parent.glob("progress-*")):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+
+    def send(self, message: local.ToRank, ranks: Iterable[int] | None = None) -> None:
+        """Sends to these ranks, to all of this node if None is given; those that are not here are left out."""
+        for rank in self.sockets if ranks is None else ranks:
+            if (socket := self.sockets.get(rank)) is not None:
+                socket.send(message)
+
+    def kill(self) -> None:
+        """Kills the ranks of this node, and whatever they started."""
+        self._trees.kill(*self.roots, *self.pids.values())
+        self.kill_also()
+
+    def look(self) -> None:
+        """Takes note, once in a while, of what the ranks have started, so that it can be killed without them."""
+        if time.monotonic() - self._looked_s > TREES_S:
+            self._looked_s = time.monotonic()
+            self._trees.look(*self.roots, *self.pids.values())
+
+    def views(self) -> dict[int, RankView]:
+        """What the ranks do, as seen from outside."""
+        return {rank: view for rank in self._pages if (view := self.view(rank)) is not None}
+
+    def view(self, rank: int) -> RankView | None:
+        """What one rank does, None if it has no page yet."""
+        path = self._pages.get(rank)
+        page = None if path is None else read_progress(path)
+        if page is None:
+            return None
+        now = time.monotonic()
+        if page.silent_s > SILENT_S_MIN and is_stopped(self.pids[rank]):
+            since = self._stopped_since.setdefault(rank, now - page.silent_s)
+        else:
+            self._stopped_since.pop(rank, None)
+            since = now
+        waiting_s = page.since_s if page.phase in STANDING else 0.0
+        return RankView(page.phase, page.step, waiting_s, now - since, page.microbatch_us)
+
+    # ------------------------------------------------------------ inside
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        socket = RankSocket(reader, writer)
+        try:
+            hello = await asyncio.wait_for(socket.receive(), timeout=REGISTER_S_MAX)
+            if not isinstance(hello, local.Register) or not socket.carries(hello, self.token):
+                self.listener.stranger("a local process", "rank socket")
+                return
+            if hello.rank in self.sockets or hello.rank not in self.ranks:
+                what = "a second" if hello.rank in self.ranks else "one that is not of this node,"
+                self.listener.say(f"refused {what} rank {hello.rank} (pid {hello.pid})")
+                return
+            self.sockets[hello.rank] = socket
+            self.pids[hello.rank], self._pages[hello.rank] = hello.pid, Path(hello.progress)
+            self._watch(hello.rank, hello.pid)
+            socket.send(self.listener.rank_registered(hello))
+            while (message := await socket.receive()) is not None:
+                self.listener.rank_says(hello.rank, message)
+        except asyncio.CancelledError:
+            return  # this process ends
+        except (TimeoutError, ValueError, ConnectionError) as error:
+            self.listener.say(f"a rank's socket failed: {error or 'no hello in time'}")
+        finally:
+            socket.close()
+
+    def _watch(self, rank: int, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            watch_exit(pid, lambda code: self.ended(rank, code))
+            return
+        asyncio.get_running_loop().call_soon(self.ended, rank, None)
+
+    def ended(self, rank: int, exit_code: int | None) -> None:
+        """A rank's process ended, whether it registered or not; `exit_code` as in `watch_exit`."""
+        self.listener.rank_ended(rank, exit_code, self.view(rank))
