@@ -160,6 +160,15 @@ class LighthouseService(lighthouse_pb2_grpc.LighthouseServicer):
             incarnation=drained.incarnation, here=drained.here, left=drained.left, how=drained.how
         )
 
+    async def FindManager(self, request: Any, context: Context) -> Any:
+        """Where the agents of a group's nodes find its manager."""
+        await self._authorise(context, "FindManager")
+        machine = self.jobs.get(str(dict(context.invocation_metadata() or ()).get(JOB_KEY, "")))
+        group = None if machine is None else machine.groups.get(request.group)
+        if group is None or group.hello is None or not group.in_touch:
+            return lighthouse_pb2.FindManagerReply()
+        return lighthouse_pb2.FindManagerReply(manager=group.hello.manager, incarnation=group.incarnation)
+
     async def _known_job(self, job: str, context: Context) -> JobMachine:
         machine = self.jobs.get(job)
         if machine is None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lightkeeper.errors import UsageError
-from lightkeeper.wire import split_address
+from lightkeeper.wire import own_address_towards, split_address
 
 FILE = "file:"
 ADDRESSES_MAX = 5  # each is tried within seconds, so that all members meet at the same one
@@ -154,6 +154,15 @@ def addresses_at_start(text: str) -> tuple[str, ...]:
         return read_addresses(text)
     except ValueError as error:
         raise UsageError(f"lighthouse: {error}") from error
+
+
+def own_host(host: str, lighthouse: str) -> str:
+    """Address at which others reach this node: as it was told, or of the interface that routes to the lighthouse.
+
+    Raises:
+        UsageError: as `addresses_at_start`.
+    """
+    return host or own_address_towards(addresses_at_start(lighthouse))
 
 
 class Addresses:

@@ -89,6 +89,17 @@ class Ends(Answers):
         others = self.known is not None and len(self.known.members) > 1
         return self.died is not None and member and others and not self.death_known
 
+    def node_gone(self, cause: str, rank: int, now: float) -> list[Action]:
+        """A node of this group is gone, and its ranks with it; `rank` is the first of them."""
+        if self.ending is not None:
+            return []
+        self.died = m.Died(cause, rank, "", self.step)
+        return [Tell(self.died), *self._finish(exits.ORPHANED, cause)]
+
+    def gives_up(self, reason: str, now: float) -> list[Action]:
+        """What is needed for a start did not come."""
+        return [] if self.ending is not None else self._give_up(reason)
+
     def _died(self, rank: int, exit_code: int | None, view: RankView | None) -> list[Action]:
         error = self.errors.get(rank)
         cause = f"rank {rank} {describe_exit(exit_code)}"

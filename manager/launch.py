@@ -1,7 +1,7 @@
 """`lightkeeper launch`: one command that starts one replica group, its manager and its ranks, and starts them again.
 
-This process is the manager; the ranks are its children. Every start of the group has a manager, an incarnation and a
-folder of its own.
+This process is the manager, or, on a node without it, the node's agent; the ranks are its children. Every start of the
+group has a manager, an incarnation and a folder of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightkeeper.errors import UsageError
 from lightkeeper.manager import exits, faults
+from lightkeeper.manager.addresses import own_host
+from lightkeeper.manager.agent import NodeAgent
 from lightkeeper.manager.folders import SOCKET, make_folder
-from lightkeeper.manager.ranks import RankProcesses, open_rendezvous
+from lightkeeper.manager.ranks import END_S, RankProcesses, Rendezvous, open_rendezvous
 from lightkeeper.manager.restarts import GroupEnd, Restarts, may_restart
 from lightkeeper.manager.service import ManagerService, new_incarnation
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
@@ -45,15 +48,16 @@ def _check_command(command: tuple[str, ...]) -> None:
 
 
 class Launcher:
-    """Start after start of one group."""
+    """Start after start of one group, or of what one node has of it."""
 
     def __init__(self, options: LaunchOptions) -> None:
         self.settings, self.command = options.settings, options.command
         self.restarts = Restarts(options.restarts)
-        self.warm = WarmRanks(self.settings.ranks, self.command, self._say) if options.warm else None
+        self.warm = WarmRanks(len(self.settings.ranks_here), self.command, self._say) if options.warm else None
         self.starts = 0
         self._asked, self._asked_by = asyncio.Event(), ""
-        self._service: ManagerService | None = None  # one that can be asked
+        self._service: ManagerService | NodeAgent | None = None  # one that can be asked
+        self._keeping: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         """Serves the group until it has ended for good; returns its exit code."""
@@ -69,16 +73,22 @@ class Launcher:
     async def _serve_all(self) -> int:
         while True:
             began_s = time.monotonic()
-            service = ManagerService(self.settings, new_incarnation(), make_folder() / SOCKET)
-            end = await self._serve(service)
+            service = self._new_service(make_folder() / SOCKET)
+            try:
+                end = await (self._serve(service) if isinstance(service, ManagerService) else self._serve_node(service))
+            finally:
+                self._service = None
+                if self._keeping is not None:
+                    self._keeping.cancel()
+                shutil.rmtree(service.local.path.parent, ignore_errors=True)
             pause_s = self.restarts.after(end, time.monotonic() - began_s)
             if pause_s is None:
                 if self.restarts.allowed and may_restart(end):
-                    self._say(f"is not started again: its {self.restarts.allowed} restarts are used up")
+                    service.say(f"is not started again: its {self.restarts.allowed} restarts are used up")
                 return end.code
             then = f" in {pause_s:.0f} s" if pause_s else ""
             left = f"{self.restarts.left} of {self.restarts.allowed} restarts left"
-            self._say(f"is started again{then} ({service.machine.ending}); {left}")
+            service.say(f"is started again{then} ({service.why}); {left}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), pause_s)
             if self._asked.is_set():
@@ -91,61 +101,67 @@ class Launcher:
         if self._service is not None:
             self._service.asked_to_leave(name)
 
+    def _new_service(self, path: Path) -> ManagerService | NodeAgent:
+        if self.settings.node_rank == 0:
+            return ManagerService(self.settings, new_incarnation(), path)
+
+        async def started(incarnation: str, host: str, port: int) -> RankProcesses:
+            return await self._started(self._ranks(path, incarnation, Rendezvous(host, port)), agent.is_complete)
+
+        agent = NodeAgent(self.settings, path, started, END_S)
+        return agent
+
     async def _serve(self, service: ManagerService) -> GroupEnd:
         """One start of the group, from its first process to its last."""
+        s = self.settings
+        rendezvous = open_rendezvous(s.ranks, own_host(s.host, s.lighthouse) if s.nnodes > 1 else "127.0.0.1")
+        service.streams.rendezvous = (rendezvous.host, rendezvous.port)
+        ranks = self._ranks(service.local.path, service.incarnation, rendezvous)
         serving = asyncio.create_task(service.run())
-        ranks = self._ranks(service)
-        ended: dict[int, int] = {}
-        keeping: asyncio.Task[None] | None = None
-
-        def rank_ended(rank: int, code: int) -> None:
-            if not serving.done():
-                ended[rank] = code
-            service.local.ended(rank, code)
-
         try:
             while not service.local.path.exists():
                 if serving.done():
                     return GroupEnd(serving.result())
                 await asyncio.sleep(0.005)
-            environment = ranks.environment_of(ranks.ranks.start)
-            ranks.start(await self.warm.take(environment) if self.warm is not None else ())
+            await self._started(ranks, service.is_complete)
             service.local.roots.update(ranks.pids.values())
             service.local.kill_also = ranks.kill
-            ranks.watch(rank_ended)
+            ranks.watch(service.local.ended)
             self._service = service
             if self._asked.is_set():
                 service.asked_to_leave(self._asked_by)
-            if self.warm is not None and self.restarts.left:
-                keeping = asyncio.create_task(self.warm.keep(environment, service.is_complete))
             code = await serving
             asked = self._asked.is_set() or bool(service.machine.leaving)
-            return GroupEnd(code, next(iter(ended.values()), None), asked)
+            return GroupEnd(code, service.first_exit, asked)
         finally:
-            self._service = None
-            if keeping is not None:
-                keeping.cancel()
             await ranks.close()
-            shutil.rmtree(service.local.path.parent, ignore_errors=True)
+
+    async def _serve_node(self, agent: NodeAgent) -> GroupEnd:
+        """One start of the group on a node without its manager, which decides how the group ends."""
+        self._service = agent
+        if self._asked.is_set():
+            agent.asked_to_leave(self._asked_by)
+        code = await agent.run()
+        return GroupEnd(code, agent.first_exit, agent.group_was_asked or self._asked.is_set())
+
+    async def _started(self, ranks: RankProcesses, is_up: Callable[[], bool]) -> RankProcesses:
+        """Starts them, from processes that wait for it if there are any, and has others wait once these are up."""
+        environment = ranks.environment_of(ranks.ranks.start)
+        ranks.start(await self.warm.take(environment) if self.warm is not None else ())
+        if self.warm is not None and self.restarts.left:
+            self._keeping = asyncio.create_task(self.warm.keep(environment, is_up))
+        return ranks
 
     def _say(self, line: str) -> None:
-        say(f"manager {self.settings.group}: {line}")
+        node = f", node {self.settings.node_rank}" if self.settings.node_rank else ""
+        say(f"manager {self.settings.group}{node}: {line}")
 
-    def _ranks(self, service: ManagerService) -> RankProcesses:
-        size = self.settings.ranks
-        environment = {
-            **os.environ,
-            **self.settings.to_environment(),
-            SOCKET_VARIABLE: str(service.local.path),
-        }
+    def _ranks(self, path: Path, incarnation: str, rendezvous: Rendezvous) -> RankProcesses:
+        s = self.settings
+        environment = {**os.environ, **s.to_environment(), SOCKET_VARIABLE: str(path)}
         if self.starts:
             environment.pop(faults.VARIABLE, None)  # a fault on request strikes the first start
         return RankProcesses(
-            self.command,
-            range(size),
-            size,
-            environment,
-            service.incarnation,
-            open_rendezvous(size),
-            restart=self.starts,
-        )
+            self.command, s.ranks_here, s.ranks, environment, incarnation, rendezvous,
+            node_rank=s.node_rank, nodes=s.nnodes, restart=self.starts,
+        )  # fmt: skip

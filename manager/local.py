@@ -1,5 +1,7 @@
 """What a rank and its group's manager say to each other over the local socket, and the frames it travels in.
 
+On a node without the manager an agent serves the socket, and hands on what is said (`folding.py`).
+
 A frame is a four-byte length and a msgpack object; its size is limited. Nothing is unpickled.
 """
 
@@ -268,13 +270,23 @@ from_rank = msgspec.msgpack.Decoder(FromRank)
 to_rank = msgspec.msgpack.Decoder(ToRank)
 
 
-def frame(message: Message) -> bytes:
-    """A message with its length before it.
+def body(message: Message) -> bytes:
+    """A message as bytes.
 
     Raises:
         ValueError: if it is larger than a frame may be.
     """
-    body = _encoder.encode(message)
-    if len(body) > FRAME_BYTES_MAX:
-        raise ValueError(f"{type(message).__name__} of {len(body)} bytes exceeds a frame's {FRAME_BYTES_MAX}")
-    return HEADER.pack(len(body)) + body
+    encoded = _encoder.encode(message)
+    if len(encoded) > FRAME_BYTES_MAX:
+        raise ValueError(f"{type(message).__name__} of {len(encoded)} bytes exceeds a frame's {FRAME_BYTES_MAX}")
+    return encoded
+
+
+def frame(message: Message) -> bytes:
+    """A message with its length before it.
+
+    Raises:
+        ValueError: as `body`.
+    """
+    encoded = body(message)
+    return HEADER.pack(len(encoded)) + encoded

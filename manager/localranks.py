@@ -15,6 +15,7 @@ from typing import Protocol
 
 from lightkeeper.manager import local
 from lightkeeper.manager.answers import RankView
+from lightkeeper.manager.folding import Folder, Said
 from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
 from lightkeeper.manager.progress import STANDING, read_progress
 from lightkeeper.manager.ranksocket import RankSocket
@@ -30,8 +31,8 @@ class Listener(Protocol):
     def rank_registered(self, hello: local.Register) -> local.Registered:
         """A rank's socket stands; what it is answered."""
 
-    def rank_says(self, rank: int, message: local.FromRank) -> None:
-        """A rank's message."""
+    def ranks_say(self, said: list[Said]) -> None:
+        """What ranks said."""
 
     def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None) -> None:
         """A rank's process ended; `exit_code` is negative for a signal, None if nobody could tell."""
@@ -59,6 +60,7 @@ class LocalRanks:
         self.pids: dict[int, int] = {}
         self.roots: set[int] = set()  # what started the ranks
         self.kill_also: Callable[[], None] = lambda: None  # what whoever started the ranks knows to be theirs
+        self._folder = Folder(ranks)
         self._pages: dict[int, Path] = {}
         self._trees = Trees()
         self._looked_s = time.monotonic()
@@ -86,9 +88,13 @@ class LocalRanks:
 
     def send(self, message: local.ToRank, ranks: Iterable[int] | None = None) -> None:
         """Sends to these ranks, to all of this node if None is given; those that are not here are left out."""
-        for rank in self.sockets if ranks is None else ranks:
+        ranks = tuple(self.sockets if ranks is None else ranks)
+        if isinstance(message, local.Answer) and message.verdict != "copy":  # after that one the answer proper follows
+            self._folder.answered(ranks)
+        frame = local.frame(message)
+        for rank in ranks:
             if (socket := self.sockets.get(rank)) is not None:
-                socket.send(message)
+                socket.send_frame(frame)
 
     def kill(self) -> None:
         """Kills the ranks of this node, and whatever they started."""
@@ -96,7 +102,10 @@ class LocalRanks:
         self.kill_also()
 
     def look(self) -> None:
-        """Takes note, once in a while, of what the ranks have started, so that it can be killed without them."""
+        """What is to be done now and then: votes are held no longer, and what the ranks have started is noted, so that
+        it can be killed without them.
+        """
+        self._hand_on(self._folder.due(time.monotonic()))
         if time.monotonic() - self._looked_s > TREES_S:
             self._looked_s = time.monotonic()
             self._trees.look(*self.roots, *self.pids.values())
@@ -138,7 +147,7 @@ class LocalRanks:
             self._watch(hello.rank, hello.pid)
             socket.send(self.listener.rank_registered(hello))
             while (message := await socket.receive()) is not None:
-                self.listener.rank_says(hello.rank, message)
+                self._hand_on(self._folder.takes(hello.rank, message, time.monotonic()))
         except asyncio.CancelledError:
             return  # this process ends
         except (TimeoutError, ValueError, ConnectionError) as error:
@@ -154,4 +163,9 @@ class LocalRanks:
 
     def ended(self, rank: int, exit_code: int | None) -> None:
         """A rank's process ended, whether it registered or not; `exit_code` as in `watch_exit`."""
+        self._hand_on(self._folder.ended(rank))
         self.listener.rank_ended(rank, exit_code, self.view(rank))
+
+    def _hand_on(self, said: list[Said]) -> None:
+        if said:
+            self.listener.ranks_say(said)

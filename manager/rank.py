@@ -13,7 +13,7 @@ from torch import nn
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager import exits, local
-from lightkeeper.manager.addresses import addresses_at_start
+from lightkeeper.manager.addresses import own_host
 from lightkeeper.manager.averages import EXTRA, AveragedBuffers
 from lightkeeper.manager.before import BeforeExtras
 from lightkeeper.manager.client import ManagerClient
@@ -39,7 +39,6 @@ from lightkeeper.manager.transfer.client import TransferFailed
 from lightkeeper.manager.usererrors import report_exceptions
 from lightkeeper.manager.watch import Watcher, feared_share, probable_share
 from lightkeeper.manager.within import Within, place_of
-from lightkeeper.wire import own_address_towards
 from lightkeeper.words import say
 
 if TYPE_CHECKING:
@@ -88,8 +87,7 @@ class Rank:
             self._layout.declare(name, *_shape_and_dtype(given))
         self._manager = find_or_start_manager(self.settings, self.rank)
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
-        host = self.settings.host or own_address_towards(addresses_at_start(self.settings.lighthouse))
-        self._host = host
+        host = self._host = own_host(self.settings.host, self.settings.lighthouse)
         self._registry = StateRegistry()
         self._averages = AveragedBuffers(_modules(model), average_buffers) if average_buffers else None
         _register(self._registry, "model", model, (*exclude, *(self._averages.names if self._averages else ())))

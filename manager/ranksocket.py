@@ -36,8 +36,12 @@ class RankSocket:
 
     def send(self, message: local.ToRank) -> None:
         """Queues a message; a rank that is gone does not get it."""
+        self.send_frame(local.frame(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """The same, of a message that is a frame already."""
         if not self._writer.is_closing():
-            self._writer.write(local.frame(message))
+            self._writer.write(frame)
 
     def close(self) -> None:
         """Closes the socket."""

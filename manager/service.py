@@ -9,28 +9,32 @@ import secrets
 import sys
 import time
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 
+from lightkeeper.errors import UsageError
 from lightkeeper.events.schema import Event, ProcessEnded, ProcessStarted, Unauthorised
 from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.messages import ToManager
 from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, AskMembers, DropKeys, End, Kill, Note, Tell, ToRanks
-from lightkeeper.manager.addresses import Addresses, addresses_at_start
+from lightkeeper.manager.addresses import Addresses, own_host
 from lightkeeper.manager.folders import remove_left_over
+from lightkeeper.manager.folding import Said, by_node
 from lightkeeper.manager.groupstate import group_state, words_of
-from lightkeeper.manager.keystore import KeyService, RemoteKeys
+from lightkeeper.manager.keystore import RemoteKeys
 from lightkeeper.manager.link import LighthouseLink
 from lightkeeper.manager.localranks import LocalRanks
 from lightkeeper.manager.machine import GroupMachine, RankView
+from lightkeeper.manager.nodestreams import NodeService, NodeStreams
 from lightkeeper.manager.notice import Notice, watch_notice
 from lightkeeper.manager.settings import Settings
-from lightkeeper.wire import SERVER_OPTIONS, join_address, metadata, own_address_towards
+from lightkeeper.wire import SERVER_OPTIONS, join_address, metadata, split_address
 from lightkeeper.words import Seldom, say
 
 LOOK_S = 0.1  # between two looks at what the ranks do
@@ -52,7 +56,8 @@ class ManagerService:
         self.ended: asyncio.Future[int]
         self.machine: GroupMachine
         self.link: LighthouseLink
-        self.local = LocalRanks(socket_path, settings.token, range(settings.ranks), self)
+        self.local = LocalRanks(socket_path, settings.token, settings.ranks_here, self)
+        self.streams = NodeStreams(settings, self)
         self._ending = False
         self._seldom = Seldom()
         self._asked_again = asyncio.Event()
@@ -67,11 +72,12 @@ class ManagerService:
             self.events = EventLog(
                 s.run_folder, f"manager {s.group}", job=s.job, group=s.group, incarnation=self.incarnation
             )
-        host = s.host or own_address_towards(addresses_at_start(s.lighthouse))
+        host = own_host(s.host, s.lighthouse)
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        self.keys = KeyService(s.token, s.job, self.stranger, self._state)
+        self.keys = NodeService(s.token, s.job, self.stranger, self._state)
+        self.keys.streams = self.streams
         self.keys.add_to(server)
-        port = server.add_insecure_port(join_address(host, 0))
+        port = self._listen(server, host)
         self.machine = GroupMachine(s, self.incarnation, join_address(host, port), time.monotonic())
         await server.start()
         self._write(ProcessStarted(command=" ".join(sys.argv)[:1000], listens=self.machine.address))
@@ -96,6 +102,23 @@ class ManagerService:
             if self.events is not None:
                 self.events.close()
 
+    def _listen(self, server: grpc.aio.Server, host: str) -> int:
+        """Where the agents were told to come, or at any port.
+
+        Raises:
+            UsageError: if nothing can listen there.
+        """
+        if not self.settings.manager:
+            return server.add_insecure_port(join_address(host, 0))
+        named, port = split_address(self.settings.manager)
+        everywhere = "::" if ":" in named else "0.0.0.0"  # a host's own name may stand for its loopback interface
+        try:
+            return server.add_insecure_port(join_address(everywhere, port))
+        except RuntimeError as error:
+            raise UsageError(
+                f"--manager {self.settings.manager}: cannot listen at port {port}, is it in use?"
+            ) from error
+
     def _new_link(self, addresses: Addresses | None = None) -> LighthouseLink:
         s = self.settings
         return LighthouseLink(
@@ -113,7 +136,7 @@ class ManagerService:
                 task.result()  # a task that ends before the group does so by a bug, which is raised here
         code = await self.ended
         in_touch = self.machine.in_touch
-        taken = await self.link.flush(FLUSH_S)
+        taken, _ = await asyncio.gather(self.link.flush(FLUSH_S), self.streams.close(self.lease_s))
         if not (in_touch and taken) and self.machine.owes_word:
             tasks[0].cancel()
             await self._stay_to_tell()
@@ -144,14 +167,16 @@ class ManagerService:
 
     def act(self, actions: list[Action]) -> None:
         """Carries out what the machine decided."""
+        told: list[tuple[int | None, local.ToRank]] = []
         for action in actions:
             if isinstance(action, Tell):
                 self.link.put(action.message)
             elif isinstance(action, ToRanks):
-                self.local.send(action.message, None if action.rank is None else (action.rank,))
+                told.append((action.rank, action.message))
             elif isinstance(action, Kill):
-                self.local.kill()
+                self.local.kill()  # and the agents theirs, since the group ends
             elif isinstance(action, End):
+                self._tell_ranks(told)
                 self._end(action)
             elif isinstance(action, Note):
                 self._write(action.event)
@@ -159,6 +184,19 @@ class ManagerService:
                 self._start(self._ask_members(action.membership))
             elif isinstance(action, DropKeys):
                 self.keys.keys.drop(action.below)
+        self._tell_ranks(told)
+
+    def _tell_ranks(self, told: list[tuple[int | None, local.ToRank]]) -> None:
+        """Tells ranks something, in one message a node; the list is empty afterwards."""
+        if not told:
+            return
+        s = self.settings
+        here, *others = by_node(told, s.nnodes, s.ranks_per_node)
+        told.clear()
+        for said in here:
+            self.local.send(cast(local.ToRank, said.message), said.ranks)
+        for node, there in enumerate(others, 1):
+            self.streams.tell(node, there)
 
     async def _ask_members(self, membership: Membership) -> None:
         words = await words_of(membership, self.settings.group, metadata(self.settings.token, self.settings.job))
@@ -173,6 +211,7 @@ class ManagerService:
         self._ending = True
         if end.exit_code != 0:
             self.say(f"ends with exit code {end.exit_code}: {end.reason}")
+        self.streams.end(end, self.first_exit, bool(self.machine.leaving))
         if not self.ended.done():
             self.ended.set_result(end.exit_code)
 
@@ -197,16 +236,51 @@ class ManagerService:
         s = self.settings
         return local.Registered(job=s.job, group=s.group, incarnation=self.incarnation, pid=os.getpid())
 
-    def rank_says(self, rank: int, message: local.FromRank) -> None:
-        """A rank's message: a rendezvous key, or what the machine decides on."""
-        if isinstance(message, local.SetKey | local.GetKey):
-            self.remote_keys.serve(message, lambda key: self.local.send(key, (rank,)))
-        else:
-            self.act(self.machine.rank_says(rank, message, time.monotonic()))
+    def ranks_say(self, said: list[Said]) -> None:
+        """What ranks said: rendezvous keys, and what the machine decides on, rank by rank."""
+        now, actions = time.monotonic(), list[Action]()
+        for one in said:
+            for rank in one.ranks:
+                if isinstance(one.message, local.SetKey | local.GetKey):
+                    self.remote_keys.serve(one.message, partial(self._answer_key, rank))
+                else:
+                    actions += self.machine.rank_says(rank, cast(local.FromRank, one.message), now)
+        self.act(actions)
+
+    def _answer_key(self, rank: int, key: local.Key) -> None:
+        self._tell_ranks([(rank, key)])
 
     def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None) -> None:
         """A rank's process ended."""
         self.act(self.machine.rank_ended(rank, exit_code, view, time.monotonic()))
+
+    def node_gone(self, cause: str, node: int) -> None:
+        """A node is gone, and its ranks with it."""
+        self.act(self.machine.node_gone(cause, node * self.settings.ranks_per_node, time.monotonic()))
+
+    def gives_up(self, reason: str) -> None:
+        """What is needed for a start did not come."""
+        self.act(self.machine.gives_up(reason, time.monotonic()))
+
+    @property
+    def lease_s(self) -> float:
+        """As the lighthouse has it."""
+        return self.machine.lease_s
+
+    @property
+    def first_exit(self) -> int | None:
+        """What the first rank that ended before the group did ended with, negative for a signal; None if none did."""
+        return next(iter(self.machine.exits.values()), None)
+
+    @property
+    def why(self) -> str:
+        """Why the group ended."""
+        return self.machine.ending or ""
+
+    @property
+    def ends(self) -> bool:
+        """Whether the group is about to end."""
+        return self._ending
 
     def stranger(self, peer: str, what: str) -> None:
         """Somebody without the token was refused."""
@@ -218,12 +292,12 @@ class ManagerService:
         """Whether all ranks have come."""
         return len(self.machine.registered) == self.settings.ranks
 
-    def asked_to_leave(self, reason: str) -> None:
-        """The launcher got a signal."""
+    def asked_to_leave(self, reason: str, by: str = "launcher", deadline_s: float | None = None) -> None:
+        """The launcher or an agent got a signal, or a node of another agent had notice (then `by` is empty)."""
         if self._ending:
             self._asked_again.set()
             return
-        self.act(self.machine.asked_to_leave(reason, time.monotonic(), by="launcher"))
+        self.act(self.machine.asked_to_leave(reason, time.monotonic(), deadline_s, by))
 
     def _in_loop(self, loop: asyncio.AbstractEventLoop, notice: Notice) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the manager has ended
@@ -237,16 +311,20 @@ class ManagerService:
         self.act(self.machine.asked_to_leave(reason, time.monotonic(), notice.deadline_s))
 
     def _state(self) -> Any:
-        views = [*self.local.views().values()]
+        views = [*self._views().values()]
         phase = next((v.phase for v in views if v.phase == "compute"), views[0].phase if views else "")
         return group_state(self.machine, phase, self.link.welcomed_at, time.monotonic())
+
+    def _views(self) -> dict[int, RankView]:
+        return {**self.local.views(), **self.streams.nodes.views()}
 
     # ------------------------------------------------------------ time and words
 
     async def _run_ticks(self) -> None:
         while True:
-            self.act(self.machine.tick(self.local.views(), time.monotonic()))
+            self.act(self.machine.tick(self._views(), time.monotonic()))
             self.local.look()
+            self.streams.tick()
             await asyncio.sleep(min(self.machine.beat_s, LOOK_S))
 
     def _write(self, event: Event) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 
 from lightkeeper.errors import UsageError
 from lightkeeper.manager.addresses import check_lighthouse, has_alternatives
+from lightkeeper.wire import split_address
 
 PREFIX = "LIGHTKEEPER_"
 START_BUDGETS = 10
 GROUPS_MAX = 1_000_000
 DEALS = ("speed", "even")
+NODES_MAX = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,11 @@ class Settings:
         groups: configured number of groups of the job.
         minimum: fewest groups with which the job goes on.
         start_window_s: if above 0, the first epoch may start with `minimum` groups after so long.
-        ranks: trainer ranks of this group.
+        ranks: trainer ranks of this group, on all its nodes.
+        nnodes: nodes of this group; each has as many of its ranks.
+        node_rank: which of them this is; the manager is on node 0.
+        manager: ``host:port`` at which node 0 listens for the agents of the others; empty: any port, and the others ask
+            the lighthouse.
         token: the job's token.
         run_folder: where events go; empty writes none.
         outage_budget_s: how long anything is waited for before the group gives up, in seconds.
@@ -51,6 +57,9 @@ class Settings:
     minimum: int = 1
     start_window_s: float = 0.0
     ranks: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    manager: str = ""
     token: str = ""
     run_folder: str = ""
     outage_budget_s: float = 60.0
@@ -68,6 +77,7 @@ class Settings:
             raise UsageError(f"minimum {self.minimum} of {self.groups} groups: 1 <= minimum <= groups must hold")
         if self.ranks < 1:
             raise UsageError(f"ranks {self.ranks}: a group has at least one rank")
+        self._check_nodes()
         if not 1 <= self.outage_budget_s <= 86_400:
             raise UsageError(f"outage_budget_s {self.outage_budget_s}: give 1 to 86400 seconds")
         if not 0.001 <= self.bucket_mb <= 1024:
@@ -94,6 +104,32 @@ class Settings:
                 "start_window_s needs one lighthouse at a fixed address: of several none can tell whether another "
                 "holds the job; let it start with all its groups"
             )
+
+    def _check_nodes(self) -> None:
+        if not 1 <= self.nnodes <= NODES_MAX or self.ranks % self.nnodes:
+            raise UsageError(
+                f"nnodes {self.nnodes}: give 1 to {NODES_MAX} nodes; each has as many of the group's {self.ranks} ranks"
+            )
+        if not 0 <= self.node_rank < self.nnodes:
+            raise UsageError(f"node_rank {self.node_rank}: of {self.nnodes} nodes give 0 to {self.nnodes - 1}")
+        if self.manager:
+            try:
+                port = split_address(self.manager)[1]
+            except ValueError as error:
+                raise UsageError(f"manager: {error}") from error
+            if port == 0:
+                raise UsageError(f"manager {self.manager!r}: name the port at which node 0 is to listen")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of the group on each of its nodes."""
+        return self.ranks // self.nnodes
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks of this node."""
+        first = self.node_rank * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
 
     @property
     def reduce_timeout_s(self) -> float:

@@ -489,6 +489,20 @@ class DrainGroupReply(_message.Message):
     how: str
     def __init__(self, incarnation: _Optional[str] = ..., here: _Optional[bool] = ..., left: _Optional[bool] = ..., how: _Optional[str] = ...) -> None: ...
 
+class FindManagerRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class FindManagerReply(_message.Message):
+    __slots__ = ("manager", "incarnation")
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    manager: str
+    incarnation: str
+    def __init__(self, manager: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

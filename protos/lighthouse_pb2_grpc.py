@@ -54,6 +54,11 @@ class LighthouseStub:
                 request_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupRequest.SerializeToString,
                 response_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupReply.FromString,
                 _registered_method=True)
+        self.FindManager = channel.unary_unary(
+                '/lightkeeper.v1.Lighthouse/FindManager',
+                request_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FindManagerRequest.SerializeToString,
+                response_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FindManagerReply.FromString,
+                _registered_method=True)
 
 
 class LighthouseServicer:
@@ -87,6 +92,13 @@ class LighthouseServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindManager(self, request, context):
+        """Where the agents of a group's nodes find its manager.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LighthouseServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_LighthouseServicer_to_server(servicer, server):
                     servicer.DrainGroup,
                     request_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupRequest.FromString,
                     response_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupReply.SerializeToString,
+            ),
+            'FindManager': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindManager,
+                    request_deserializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FindManagerRequest.FromString,
+                    response_serializer=lightkeeper_dot_protos_dot_lighthouse__pb2.FindManagerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class Lighthouse:
             '/lightkeeper.v1.Lighthouse/DrainGroup',
             lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupRequest.SerializeToString,
             lightkeeper_dot_protos_dot_lighthouse__pb2.DrainGroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindManager(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lightkeeper.v1.Lighthouse/FindManager',
+            lightkeeper_dot_protos_dot_lighthouse__pb2.FindManagerRequest.SerializeToString,
+            lightkeeper_dot_protos_dot_lighthouse__pb2.FindManagerReply.FromString,
             options,
             channel_credentials,
             insecure,

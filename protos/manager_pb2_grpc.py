@@ -49,6 +49,11 @@ class ManagerStub:
                 request_serializer=lightkeeper_dot_protos_dot_manager__pb2.GroupStateRequest.SerializeToString,
                 response_deserializer=lightkeeper_dot_protos_dot_manager__pb2.GroupStateReply.FromString,
                 _registered_method=True)
+        self.Node = channel.stream_stream(
+                '/lightkeeper.v1.Manager/Node',
+                request_serializer=lightkeeper_dot_protos_dot_manager__pb2.FromNode.SerializeToString,
+                response_deserializer=lightkeeper_dot_protos_dot_manager__pb2.ToNode.FromString,
+                _registered_method=True)
 
 
 class ManagerServicer:
@@ -75,6 +80,13 @@ class ManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Node(self, request_iterator, context):
+        """One stream per node of the group but the first, for the life of its incarnation. The first message is a NodeHello.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_ManagerServicer_to_server(servicer, server):
                     servicer.GroupState,
                     request_deserializer=lightkeeper_dot_protos_dot_manager__pb2.GroupStateRequest.FromString,
                     response_serializer=lightkeeper_dot_protos_dot_manager__pb2.GroupStateReply.SerializeToString,
+            ),
+            'Node': grpc.stream_stream_rpc_method_handler(
+                    servicer.Node,
+                    request_deserializer=lightkeeper_dot_protos_dot_manager__pb2.FromNode.FromString,
+                    response_serializer=lightkeeper_dot_protos_dot_manager__pb2.ToNode.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Manager:
             '/lightkeeper.v1.Manager/GroupState',
             lightkeeper_dot_protos_dot_manager__pb2.GroupStateRequest.SerializeToString,
             lightkeeper_dot_protos_dot_manager__pb2.GroupStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Node(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lightkeeper.v1.Manager/Node',
+            lightkeeper_dot_protos_dot_manager__pb2.FromNode.SerializeToString,
+            lightkeeper_dot_protos_dot_manager__pb2.ToNode.FromString,
             options,
             channel_credentials,
             insecure,

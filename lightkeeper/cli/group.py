@@ -33,7 +33,16 @@ def _option(kind: type, name: str, text: str, default: str | bool = False, metav
 
 OPTIONS: dict[str, Any] = {
     "group": _option(str, "--group", "Stable name of this replica group, e.g. g0."),
-    "ranks": _option(int, "--ranks", "Trainer ranks of the group on this node.", "1"),
+    "ranks": _option(int, "--ranks", "Trainer ranks of the group on each of its nodes.", "1"),
+    "nnodes": _option(int, "--nnodes", "Nodes of the group; the same command is started on each.", "1"),
+    "node_rank": _option(int, "--node-rank", "Which of them this is, from 0; the manager is on node 0.", "0"),
+    "manager": _option(
+        str,
+        "--manager",
+        "Address of node 0, and the port at which the manager there waits for the other nodes.",
+        "the lighthouse is asked where it is",
+        "HOST:PORT",
+    ),
     "lighthouse": _option(
         str,
         "--lighthouse",

@@ -1,4 +1,4 @@
-"""`lightkeeper launch`: start one replica group on this node."""
+"""`lightkeeper launch`: start one replica group, or its part on this node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ def command(
     ] = LaunchOptions.warm,
     **given: Any,
 ) -> int:
-    """Start one replica group: its manager and its ranks. Ends with the exit code of its ranks."""
+    """Start one replica group: its manager and its ranks. Ends with the exit code of its ranks.
+
+    A group on several nodes: the same command on each of them, with its own --node-rank.
+    """
+    ranks, nnodes = given["ranks"], given["nnodes"]
+    if nnodes:  # `--ranks` are a node's, and the settings' those of the group
+        given["ranks"] = nnodes * (1 if ranks is None else ranks)
     settings = group.settings(**given)
     if not script:
         raise UsageError("no script: lightkeeper launch --group g0 ... -- train.py ARGS")

@@ -299,3 +299,26 @@ def test_a_query_that_nobody_answers_ends_with_the_budget() -> None:
     world.vote(0, "reduced", 0, at=1)
     world.pass_s(10.25)
     assert world.ended[0].exit_code == exits.GAVE_UP and world.machine.last is None
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def test_a_node_that_is_gone_ends_the_group_and_is_named() -> None:
+    world = GroupWorld(ranks=4)
+    world.start()
+    cause = "the agent of node 1 (host-b, pid 71) is gone"
+    world._carry_out(world.machine.node_gone(cause, 2, world.now))
+    (died,) = world.said(m.Died)
+    assert (died.cause, died.rank) == (cause, 2)
+    assert [end.exit_code for end in world.ended] == [exits.ORPHANED] and world.killed == [cause]
+    assert world.machine.owes_word
+    assert world.machine.node_gone(cause, 2, world.now) == []
+
+
+def test_a_node_that_does_not_come_is_given_up() -> None:
+    world = GroupWorld(ranks=4)
+    world.connect()
+    world._carry_out(world.machine.gives_up("waiting for the agents of nodes 1 of 2 since 601 s", world.now))
+    assert [end.exit_code for end in world.ended] == [exits.GAVE_UP] and world.killed
+    assert world.machine.gives_up("again", world.now) == []

@@ -110,6 +110,17 @@ def test_launch_options_arrive(handed: list[object], tmp_path: Path) -> None:
     assert handed == [LaunchOptions(settings, ("train.py", "--group", "x", "-m", "y"))]
 
 
+def test_ranks_are_those_of_each_node(handed: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "launch --group g0 --nnodes 4 --node-rank 3 --manager n0:29500 -- train.py"
+    assert run(words.split()) == 7
+    monkeypatch.setenv("LIGHTKEEPER_RANKS", "8")
+    assert run(words.split()) == 7
+    one, eight = (options.settings for options in handed)  # type: ignore[attr-defined]
+    assert (one.ranks, one.ranks_per_node, list(one.ranks_here)) == (4, 1, [3])
+    assert (eight.ranks, eight.ranks_per_node, list(eight.ranks_here)) == (32, 8, [*range(24, 32)])
+    assert (eight.nnodes, eight.node_rank, eight.manager) == (4, 3, "n0:29500")
+
+
 def test_launch_reads_the_environment(handed: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ALL_OPTIONS.items():
         monkeypatch.setenv(f"LIGHTKEEPER_{name.upper()}", str(value))
@@ -172,6 +183,10 @@ def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
         ("launch --group g0", "no script"),
         ("launch --group ../x -- t.py", "group '../x': give 1 to 100 of"),
         ("launch --group g0 --ranks 0 -- t.py", "ranks 0: a group has at least one rank"),
+        ("launch --group g0 --nnodes 0 -- t.py", "nnodes 0: give 1 to"),
+        ("launch --group g0 --nnodes 2 --ranks 0 -- t.py", "ranks 0: a group has at least one rank"),
+        ("launch --group g0 --nnodes 2 --node-rank 2 -- t.py", "node_rank 2: of 2 nodes give 0 to 1"),
+        ("launch --group g0 --manager n0 -- t.py", "manager: 'n0' is not an address"),
         ("launch --group g0 --lighthouse h -- t.py", "lighthouse: 'h' is not an address"),
         ("launch --group g0 --minimum 4 --groups 3 -- t.py", "minimum 4 of 3 groups"),
         ("launch --group g0 --outage-budget-s 0 -- t.py", "outage_budget_s 0.0: give 1 to 86400 seconds"),

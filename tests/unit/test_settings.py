@@ -16,7 +16,8 @@ GOOD: dict[str, Any] = {
     "lighthouse": "lh.example:1234", "job": "run-7_a.b", "group": "g5", "groups": 9, "minimum": 2,
     "start_window_s": 3.5, "ranks": 4, "token": "secret", "run_folder": "/tmp/run",
     "outage_budget_s": 12.5, "host": "10.0.0.7", "bucket_mb": 0.5, "history_mb": 7.5,
-    "fingerprint_every": 10,
+    "fingerprint_every": 10, "nnodes": 2, "node_rank": 1, "manager": "n0.example:29500",
+    "deal": "even", "notice_file": "/tmp/notice",
 }  # fmt: skip
 
 
@@ -26,9 +27,14 @@ def test_the_table_above_names_every_option() -> None:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_an_option_comes_from_arguments_or_the_environment(name: str) -> None:
-    base = {"groups": 9}
-    environment = {PREFIX + "GROUPS": "9", PREFIX + name.upper(): str(GOOD[name])}
-    default = getattr(Settings(groups=9), name)
+    base = {"groups": 9, "nnodes": 2, "ranks": 4}
+    environment = {
+        PREFIX + "GROUPS": "9",
+        PREFIX + "NNODES": "2",
+        PREFIX + "RANKS": "4",
+        PREFIX + name.upper(): str(GOOD[name]),
+    }
+    default = getattr(Settings(groups=9), name) if name != "ranks" else 2
     assert getattr(read_settings({}, **{**base, name: GOOD[name]}), name) == GOOD[name]
     read = getattr(read_settings(environment), name)
     assert read == GOOD[name] and type(read) is type(default)
@@ -52,6 +58,12 @@ BAD: list[tuple[str, Any, str]] = [
     ("minimum", 2, "minimum 2 of 1 groups"),
     ("groups", 0, "1 <= minimum <= groups must hold"),
     ("ranks", 0, "ranks 0: a group has at least one rank"),
+    ("nnodes", 0, "nnodes 0: give 1 to 10000 nodes"),
+    ("nnodes", 3, "each has as many of the group's 1 ranks"),
+    ("node_rank", 1, "node_rank 1: of 1 nodes give 0 to 0"),
+    ("node_rank", -1, "node_rank -1"),
+    ("manager", "n0", "manager: 'n0' is not an address of the form HOST:PORT"),
+    ("manager", "n0:0", "name the port at which node 0 is to listen"),
     ("outage_budget_s", 0.5, "outage_budget_s 0.5: give 1 to 86400 seconds"),
     ("outage_budget_s", 1e9, "give 1 to 86400 seconds"),
     ("outage_budget_s", math.nan, "give 1 to 86400 seconds"),
