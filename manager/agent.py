@@ -263,8 +263,8 @@ class NodeAgent:
             while (envelope := await call.read()) is not grpc.aio.EOF:
                 self._heard = time.monotonic()
                 self._take(envelope)
-        except grpc.aio.AioRpcError as error:
-            gone += f" ({plain_details(error.details())})"
+        except grpc.aio.AioRpcError:
+            pass  # the stream broke
         except ValueError as error:
             gone = f"the manager at {self._address} sent a malformed message: {error}"
         self._end(exits.ORPHANED, gone)

@@ -1,0 +1,146 @@
+"""A group on several nodes: one agent each, the manager on the first; whatever dies, the whole group ends, and who is to
+blame is named. The ranks are plain ones: what they compute plays no part in it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import port_below_ephemeral
+from node_job import NodeJob
+
+from lightkeeper.events import schema
+
+STEPS = 200
+HOST = socket.gethostname()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[NodeJob]:
+    made = NodeJob(tmp_path / "run")
+    made.settings["groups"] = 2
+    yield made
+    made.end()
+
+
+def start(job: NodeJob, steps: int = STEPS) -> None:
+    """g0 on two nodes of two ranks each, and g1 with as many on one; both train."""
+    job.start_lighthouse("--lease-s", "2")
+    for node in (1, 0):
+        job.start_node("g0", node, ranks=2, steps=steps, child=True)
+    job.start_node("g1", nnodes=1, ranks=4, steps=steps)
+    for rank in range(4):
+        job.await_step("g0", rank, 3)
+
+
+def check_survivor(job: NodeJob, codes: dict[str, int]) -> None:
+    """g1 goes on alone to its end; g0 is gone from all its nodes, and what its ranks had started with it."""
+    facts = job.finish()
+    assert facts.codes == {**codes, "g1": 0}
+    assert facts.members == [("g0", "g1"), ("g1",)]
+    assert len(job.traced("g1", 0)) == STEPS
+    for rank in range(1, 4):
+        ours = [(e["step"], e["epoch"]) for e in job.traced("g0", rank)]
+        both = min(len(ours), len(job.traced("g0", 0)))
+        assert ours[:both] == [(e["step"], e["epoch"]) for e in job.traced("g0", 0)][:both]
+
+
+def test_a_group_on_two_nodes_trains_to_the_end(job: NodeJob) -> None:
+    start(job, steps=20)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g0.1": 0, "g1": 0}
+    commits = [[(e["step"], e["share"]) for e in job.traced("g0", rank)] for rank in range(4)]
+    assert len(commits[0]) == 20 and all(other == commits[0] for other in commits)
+    served = [job.traced("g0", rank, "registered")[0] for rank in range(4)]
+    assert len({entry["incarnation"] for entry in served}) == 1
+    launchers = [job.launchers[name].pid for name in ("g0", "g0", "g0.1", "g0.1")]
+    assert [entry["served_by"] for entry in served] == launchers
+    assert "agent g0/1: serves ranks 2 to 3 for the manager at" in facts.said["g0.1"]
+
+
+def test_a_rank_of_the_second_node_is_killed(job: NodeJob) -> None:
+    start(job)
+    os.kill(job.pid_of("g0", 3), signal.SIGKILL)
+    lost = job.lost("g0")
+    assert lost.cause == "rank 3 was killed by SIGKILL" and lost.detected_by == "manager"
+    assert lost.phase in ("compute", "vote") and lost.step >= 3
+    check_survivor(job, {"g0": 137, "g0.1": 137})
+    assert "agent g0/1: ends with exit code 137: rank 3 was killed by SIGKILL" in job.said("g0.1")
+    assert "no word from" not in job.said("g0"), "its agent has said that nothing runs there any more"
+
+
+@pytest.mark.long
+def test_a_rank_of_the_first_node_is_killed(job: NodeJob) -> None:
+    start(job)
+    os.kill(job.pid_of("g0", 0), signal.SIGKILL)
+    assert job.lost("g0").cause == "rank 0 was killed by SIGKILL"
+    check_survivor(job, {"g0": 137, "g0.1": 137})
+
+
+def test_the_second_agent_is_killed(job: NodeJob) -> None:
+    start(job)
+    agent = job.launchers["g0.1"].pid
+    os.kill(agent, signal.SIGKILL)
+    lost = job.lost("g0")
+    assert lost.cause == f"the agent of node 1 ({HOST}, pid {agent}) is gone" and lost.detected_by == "manager"
+    check_survivor(job, {"g0": 107, "g0.1": -9})
+
+
+def test_the_manager_is_killed(job: NodeJob) -> None:
+    start(job)
+    os.kill(job.launchers["g0"].pid, signal.SIGKILL)
+    job.until(lambda: job.launchers["g0.1"].poll() is not None, "the end of the agent", 5)
+    assert "the group's manager at" in job.said("g0.1") and "is gone" in job.said("g0.1")
+    assert not [rank for rank in (2, 3) if psutil.pid_exists(job.pid_of("g0", rank))]
+    os.kill(job.launchers["g1"].pid, signal.SIGKILL)  # nobody waits for g0: the broken stream alone is no reason
+    job.finish()
+
+
+def test_a_frozen_agent_ends_the_group_within_the_lease_and_its_ranks_when_it_thaws(job: NodeJob) -> None:
+    start(job)
+    agent = job.launchers["g0.1"].pid
+    os.kill(agent, signal.SIGSTOP)
+    lost = job.lost("g0")
+    assert lost.cause.startswith(f"node 1 ({HOST}, pid {agent}) has not been heard for 2.")
+    job.until(lambda: job.launchers["g0"].poll() is not None, "the end of the manager", 8)
+    assert f"no word from node 1 ({HOST}, pid {agent}) that nothing runs there any more" in job.said("g0")
+    os.kill(agent, signal.SIGCONT)
+    check_survivor(job, {"g0": 107, "g0.1": 107})
+
+
+def test_a_signal_to_any_agent_lets_the_group_leave(job: NodeJob) -> None:
+    start(job)
+    job.launchers["g0.1"].send_signal(signal.SIGTERM)
+    job.until(lambda: all(job.traced("g0", rank, "left") for rank in range(4)), "all ranks have left", 15)
+    assert len({job.traced("g0", rank, "left")[0]["step"] for rank in range(4)}) == 1
+    check_survivor(job, {"g0": 0, "g0.1": 0})
+    assert not [e for e in job.events() if isinstance(e, schema.GroupLost) and e.detected_by != "left"]
+
+
+def test_the_manager_may_listen_where_it_was_told(job: NodeJob) -> None:
+    """Without a lighthouse that could say where it is, at first: the agent waits for the manager, and finds it."""
+    port = port_below_ephemeral()
+    settings = {"groups": 1, "manager": f"127.0.0.1:{port}"}
+    job.start_node("g0", 1, settings={**settings, "lighthouse": "127.0.0.1:1"}, steps=5)
+    job.until(lambda: f"waits for the manager of g0 since 2 s: the manager at 127.0.0.1:{port}" in job.said("g0.1"), "")
+    job.start_lighthouse()
+    job.start_node("g0", 0, settings=settings, steps=5)
+    assert job.finish().codes == {"g0": 0, "g0.1": 0}
+    assert len(job.traced("g0", 1)) == 5
+
+
+def test_an_agent_that_was_started_otherwise_is_refused_in_one_line(job: NodeJob) -> None:
+    job.start_lighthouse()
+    job.start_node("g0", 0, nnodes=3, steps=5, settings={"groups": 1})
+    other = job.start_node("g0", 1, nnodes=2, steps=5, settings={"groups": 1})
+    assert other.wait(timeout=30) == 103
+    assert job.said("g0.1").splitlines()[-1].endswith("this group's manager has --nnodes 3, and the agent --nnodes 2")
+    job.until(lambda: "waiting for the agents of nodes 1, 2 of 3 since" in job.said("g0"), "it says who is missing")
+    job.launchers["g0"].send_signal(signal.SIGTERM)
+    assert job.finish().codes == {"g0": 143, "g0.1": 103}
