@@ -85,7 +85,14 @@ class Job:
 
     # ------------------------------------------------------------ starting
 
-    def start_lighthouse(self, *words: str, port: int = 0, env: dict[str, str] | None = None, log: str = "log") -> str:
+    def start_lighthouse(
+        self,
+        *words: str,
+        port: int = 0,
+        env: dict[str, str] | None = None,
+        log: str = "log",
+        bind: str = "127.0.0.1",
+    ) -> str:
         """Starts a lighthouse, with its log in a folder of this name; returns its address once it listens."""
         number, port = len(self.lighthouses), port or port_below_ephemeral()
         path = self.folder / f"lighthouse-{number}.out"
@@ -95,7 +102,7 @@ class Job:
             "lightkeeper",
             "lighthouse",
             "--bind",
-            f"127.0.0.1:{port}",
+            f"{bind}:{port}",
             "--log",
             str(self.folder / log),
         ]

@@ -12,7 +12,6 @@ from harness import HERE, Job
 
 from lightkeeper.events import schema
 
-
 NO_STORE = "class TCPStore:\n    def __init__(self, *given, **named):\n        pass\n"
 
 

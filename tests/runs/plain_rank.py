@@ -34,7 +34,7 @@ class PlainRank:
         self.page = ProgressPage(path.parent / f"progress-{self.rank}")
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(path))
-        self.trace = Path(f"{options['trace']}-{self.rank}").open("a", buffering=1)
+        self.trace = os.open(f"{options['trace']}-{self.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.say(
             local.Register(
                 token=os.environ["LIGHTKEEPER_TOKEN"], rank=self.rank, pid=os.getpid(),
@@ -46,7 +46,7 @@ class PlainRank:
         self.note("registered", pid=os.getpid(), incarnation=registered.incarnation, served_by=registered.pid)
 
     def note(self, kind: str, **fields: Any) -> None:
-        self.trace.write(json.dumps({"kind": kind, **fields}) + "\n")
+        os.write(self.trace, (json.dumps({"kind": kind, **fields}) + "\n").encode())
 
     def say(self, message: local.FromRank) -> None:
         self.socket.sendall(local.frame(message))

@@ -1,5 +1,5 @@
-"""A group on several nodes: one agent each, the manager on the first; whatever dies, the whole group ends, and who is to
-blame is named. The ranks are plain ones: what they compute plays no part in it.
+"""A group on several nodes: one agent each, the manager on the first. Whatever dies, the whole group ends, and who is
+to blame is named. The ranks are plain ones: what they compute plays no part in it.
 """
 
 from __future__ import annotations
