@@ -16,9 +16,6 @@ from lightkeeper.manager.exits import describe_exit
 CAUSE_S_MAX = 1.0  # within which the rank shows whose end broke the collectives of the others
 
 
-CAUSE_S_MAX = 1.0  # within which the rank shows whose end broke the collectives of the others
-
-
 class Ends(Answers):
     """A group that ends."""
 
