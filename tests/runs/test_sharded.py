@@ -55,7 +55,7 @@ def killed_and_healed(job: Job, gold, layout: str, victim: int, **options: Any) 
         near(facts, plain, name, SAMPLES)
 
 
-@pytest.mark.parametrize(("layout", "victim"), [("fsdp", 1), ("tp", 0)])
+@pytest.mark.parametrize(("layout", "victim"), [("fsdp", 1), ("tp", 0), pytest.param("ddp", 1, marks=pytest.mark.long)])
 def test_two_groups_of_two(job: Job, gold, layout: str, victim: int) -> None:
     killed_and_healed(job, gold, layout, victim)
 
@@ -113,15 +113,19 @@ def one_rank_dies(job: Job, kind: str, phase: str, **options: Any):
 
 
 @pytest.mark.parametrize("phase", ["compute", pytest.param("vote", marks=pytest.mark.long)])
-def test_a_rank_that_dies_takes_its_group_along_at_once(job: Job, phase: str) -> None:
-    """S15. In compute its end breaks the collectives in which the other rank stands: that one is a victim."""
-    facts = one_rank_dies(job, "kill", phase)
+def test_a_rank_that_dies_takes_its_group_along_at_once(job: Job, gold, phase: str) -> None:
+    """S15. In compute its end breaks the collectives in which the other rank stands: that one is a victim.
+
+    With gradients summed after the last microbatch alone, a share that grows adds to what was summed.
+    """
+    facts = one_rank_dies(job, "kill", phase, sync="last")
     lost = facts.lost["g1"]
     assert "rank 1 was killed by SIGKILL" in lost.cause and (lost.phase, lost.step) == (phase, AT)
     assert 0 <= seconds_between(facts.one(schema.FaultInjected), lost) < 1.0  # no lease has passed
     assert facts.codes["g1"] == 137 and facts.codes["g1.1"] == -9 and facts.codes["g1.0"] in (-9, 1)
     assert "rank 1 was killed by SIGKILL" in facts.said["g1"]
     assert not facts.all(schema.UserError) and not facts.all(schema.JobStopped, ok=False)
+    near(facts, gold(loop="sharded-gold", steps=10, parts=2), "g0.0", SAMPLES)
 
 
 @pytest.mark.long
@@ -139,10 +143,9 @@ def test_a_rank_that_freezes_is_fenced_with_its_group(job: Job) -> None:
     assert "stopped" in facts.lost["g1"].cause, facts.lost["g1"].cause
 
 
-@pytest.mark.parametrize("layout", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
-def test_gradients_summed_after_the_last_microbatch_alone(job: Job, gold, layout: str) -> None:
-    """A share that grows is computed with the sync off but for its last microbatch, and adds to what was summed."""
-    facts = one_rank_dies(job, "kill", "reduce", sync="last", layout=layout)
+@pytest.mark.long
+def test_averages_of_data_parallel_ranks_are_made_after_the_last_microbatch_alone(job: Job, gold) -> None:
+    facts = one_rank_dies(job, "kill", "reduce", sync="last", layout="ddp")
     near(facts, gold(loop="sharded-gold", steps=10, parts=2), "g0.0", SAMPLES)
 
 
