@@ -15,6 +15,7 @@ from collections.abc import Callable
 import psutil
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)  # here: in a forked child another thread's loader lock would never be freed
 # linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info of 64 bytes), whose last field is exit_code
 _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
@@ -27,7 +28,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     Args:
         number: the signal; SIGTERM lets it end in good order.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def heed_parent_alone() -> None:
