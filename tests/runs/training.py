@@ -192,7 +192,7 @@ def plain_training(o: dict[str, Any]) -> None:
                 after[name] += buffer.double() / total
         for name, buffer in t.model.named_buffers():
             buffer.copy_(after[name] if buffer.is_floating_point() else after[name].round())
-        randomness.seed_apply(o["seed"], step, 0)
+        randomness.seed_apply(o["seed"], step)
         t.apply()
         trace.applied(step, t.model, t.optimizer, whole)
         trace("scalars", step, t.scalars())
@@ -213,7 +213,8 @@ def fail_after_before(manager: Any, trace: Trace, step: int, other: int) -> None
         while not any(json.loads(line)[0::2][:2] == ["forward", step] for line in path.read_text().splitlines()):
             assert time.monotonic() < until, "the other group does not compute the step"
             time.sleep(0.005)
-        manager._before._value, manager._before._epoch = None, -1
+        manager._before._across = manager._before._value = None
+        manager._before._epoch = -1
         trace("failed-after-before", step)
         raise GroupFailed("made to fail after it had succeeded")
 
