@@ -6,6 +6,9 @@ microbatches. So the value does not depend on who counted what. The reduce may c
 others; it is repeated in every epoch that does the step, and there a member that has the value gives it to the others:
 somebody may have computed with it already. Only if nobody is left who has it are the parts counted and added up anew.
 A value is made only in an epoch of whose members none has one, so all who have one have the same.
+
+In a group of several ranks each counts its part of a microbatch, reduces with the same rank of the other groups, and
+then the ranks add up what they have.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from lightkeeper.errors import UsageError
 from lightkeeper.manager.extras import Declared, ExtrasLayout, Values, check_exact, exact
 from lightkeeper.manager.groups import EpochGroup
+from lightkeeper.manager.within import Within
 
 Part: TypeAlias = Callable[[int, int], "torch.Tensor | float"]
 """What one microbatch adds to an extra: a function of step and microbatch, alike in all groups."""
@@ -42,7 +46,8 @@ class BeforeExtras:
         self._parts_of: dict[str, Part] = {}
         self._step = self._epoch = NOT_YET
         self._parts: dict[int, torch.Tensor] = {}  # by microbatch, all extras one after the other
-        self._value: torch.Tensor | None = None
+        self._across: torch.Tensor | None = None  # what this rank's parts, and its peers' in other groups, come to
+        self._value: torch.Tensor | None = None  # what all ranks' parts come to
 
     def declare(self, name: str, shape: Sequence[int], dtype: torch.dtype, part: Part) -> None:
         """Add one, as `ExtrasLayout.declare`."""
@@ -51,7 +56,7 @@ class BeforeExtras:
 
     def begin(self, step: int) -> None:
         """A step begins: nothing is known of it."""
-        self._step, self._epoch, self._value = step, NOT_YET, None
+        self._step, self._epoch, self._across, self._value = step, NOT_YET, None, None
         self._parts.clear()
 
     def due(self, step: int, epoch: int) -> bool:
@@ -59,22 +64,22 @@ class BeforeExtras:
         return bool(self._parts_of) and self._step == step and self._epoch != epoch
 
     def count(self, share: Sequence[int], seed: Callable[[int], None]) -> None:
-        """Count what is needed of these microbatches, unless it is known what all of them come to.
+        """Count this rank's part of these microbatches, unless it is known what all of them come to.
 
         Args:
             share: This rank's microbatches of the step.
             seed: Sets the random state of a microbatch.
         """
-        for k in share if self._value is None else ():
+        for k in share if self._across is None else ():
             if k not in self._parts:
                 seed(k)
                 self._parts[k] = torch.cat([self._counted(extra, k) for extra in self._extras])
 
     def reduce(self, group: EpochGroup, epoch: int, total: int, timeout_s: float, device: torch.device) -> None:
-        """Reduce them with all members of an epoch.
+        """Reduce this rank's parts with the same rank of all members of an epoch.
 
         Args:
-            group: Its group.
+            group: The epoch's group.
             epoch: Its number.
             total: Number of microbatches of the step.
             timeout_s: Bound on the wait, in seconds.
@@ -83,11 +88,10 @@ class BeforeExtras:
         Raises:
             GroupFailed: The group cannot finish.
             CountedWrongly: The microbatches were not counted once each.
-            OverflowError: An int64 extra at or above 2**53.
         """
         held, table = self._places(group.size, total)
-        if self._value is not None:
-            held[group.slot, 0], held[group.slot, 1:] = 1.0, self._value
+        if self._across is not None:
+            held[group.slot, 0], held[group.slot, 1:] = 1.0, self._across
         else:
             for k, part in self._parts.items():
                 table[k, 0], table[k, 1:] = 1.0, part
@@ -96,10 +100,28 @@ class BeforeExtras:
         reduced = vector.cpu()
         held, table = reduced[: held.numel()].view_as(held), reduced[held.numel() :].view_as(table)
         having = [row[1:] for row in held if row[0] == 1.0]
-        value = having[0].clone() if having else self._summed(table)
+        self._across = having[0].clone() if having else self._summed(table)
+        self._epoch = epoch
+
+    def reduced(self, step: int, epoch: int) -> bool:
+        """Whether this rank has reduced them for `step` with the members of `epoch`."""
+        return bool(self._parts_of) and (self._step, self._epoch) == (step, epoch)
+
+    def add_up(self, within: Within) -> None:
+        """Add up what the ranks of this group have reduced; once all of them have.
+
+        Args:
+            within: They.
+
+        Raises:
+            Apart: Another rank is gone.
+            OverflowError: An int64 extra at or above 2**53.
+        """
+        assert self._across is not None
+        value = within.folded(self._across)
         for extra, one in self._by_extra(value):
             check_exact(extra, one)
-        self._value, self._epoch = value, epoch
+        self._value = value
 
     @property
     def values(self) -> Mapping[str, torch.Tensor] | None:

@@ -136,26 +136,35 @@ class Contributions:
     def __init__(self, layout: ExtrasLayout) -> None:
         self._layout = layout
         self._sums: dict[str, torch.Tensor] = {}
-        self._given: dict[str, torch.Tensor] = {}  # of the other kinds: the entry has them of slot 0 alone
+        self._agreed: dict[str, torch.Tensor] = {}
+        self._kept: dict[str, torch.Tensor] = {}
 
     @property
     def sums(self) -> Mapping[str, torch.Tensor]:
         """Name to local sum of what was contributed."""
         return self._sums
 
-    def of_slot(self, slot: int, sums: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Name to what the member of this slot puts into the vector, float64 or int64 on the CPU.
+    @property
+    def agreed(self) -> Mapping[str, torch.Tensor]:
+        """Name to what this rank gave of agreed extras."""
+        return self._agreed
+
+    def of_slot(self, slot: int, group: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Name to what the member of this slot puts into the vector; what is not summed, the entry has of slot 0.
 
         Args:
             slot: Its slot.
-            sums: What was contributed by all ranks of its group.
+            group: What was contributed, or given of agreed extras, by the ranks of its group.
         """
-        return {**sums, **self._given} if slot == 0 else sums
+        if slot == 0:
+            return {**group, **self._kept}
+        return {name: value for name, value in group.items() if self._layout.declared[name].kind == "sum"}
 
     def clear(self) -> None:
         """Start a new step."""
         self._sums.clear()
-        self._given.clear()
+        self._agreed.clear()
+        self._kept.clear()
 
     def add(self, name: str, value: torch.Tensor | float) -> None:
         """Add `value` (the declared shape) to the extra `name`.
@@ -170,11 +179,11 @@ class Contributions:
 
     def agree(self, name: str, value: torch.Tensor | float) -> None:
         """Give this member's value of an agreed extra; a later one replaces it; raises as `add`."""
-        self._given[name] = exact(self._known(name, "agreed", "agreed on"), value)
+        self._agreed[name] = exact(self._known(name, "agreed", "agreed on"), value)
 
     def keep(self, name: str, value: torch.Tensor) -> None:
         """Take the value that an extra was reduced to before the first backward pass, for the entry."""
-        self._given[name] = exact(self._known(name, "before", "reduced before the step"), value)
+        self._kept[name] = exact(self._known(name, "before", "reduced before the step"), value)
 
     def _known(self, name: str, kind: Kind, done: str) -> Declared:
         extra = self._layout.declared.get(name)

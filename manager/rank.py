@@ -242,7 +242,7 @@ class Rank:
         Raises:
             GroupFailed: here, or in another rank; or another rank knows a newer epoch.
         """
-        assert self._plan is not None and self._within is not None
+        assert self._plan is not None and self._within is not None and self._reducer is not None
         if self.page.step == self._until:
             do()  # the run is being closed: nothing is computed any more
             return
@@ -256,6 +256,9 @@ class Rank:
             raise failure
         if not together:
             raise GroupFailed(f"another rank of this group does not go on in epoch {self._plan.epoch}")
+        if self._before.reduced(self.page.step, self._plan.epoch):
+            self._before.add_up(self._within)
+            self._reducer.keep(self._before.values or {})
 
     def _start_step(self) -> None:
         """Has the before extras of the step at hand, in whatever epoch that becomes."""
@@ -285,7 +288,6 @@ class Rank:
         self._record.stands()
         device = self._parameters[0][1].device
         self._before.reduce(self._group, epoch, total, self.settings.reduce_timeout_s, device)
-        self._reducer.keep(self._before.values or {})
         self._enter(phase, index)
 
     def _adopt(self, adopt: local.Adopt) -> None:

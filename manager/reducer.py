@@ -197,7 +197,7 @@ class Reducer:
         """
         until = time.monotonic() + timeout_s
         self._overlap.stop()
-        self._summed = self._within.sum(self._layout, self._contributions.sums)
+        self._summed = self._within.sum(self._layout, self._contributions.sums, self._contributions.agreed)
         self._clear_gradients()
         self._check_training()
         if self._failure is None:

@@ -114,30 +114,59 @@ class Within:
             if all(number == newest for number, _ in told):
                 return True
 
-    def sum(self, layout: ExtrasLayout, sums: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The extras summed over the places of the group; every rank calls it equally often.
+    def sum(
+        self, layout: ExtrasLayout, sums: Mapping[str, torch.Tensor], agreed: Mapping[str, torch.Tensor] | None = None
+    ) -> Mapping[str, torch.Tensor]:
+        """The extras summed over the places of the group, and rank 0's agreed ones; every rank calls it equally often.
 
         Args:
             layout: Which extras there are.
             sums: What this rank contributes; one that is missing counts as zero.
+            agreed: What this rank gives of agreed ones.
 
         Raises:
             Apart: a rank is gone, or does not come in time.
             OverflowError: an int64 extra at or above 2**53.
         """
-        summed = [extra for extra in layout.declared.values() if extra.kind == "sum"]
+        agreed = agreed or {}
+        summed = [extra for extra in layout.declared.values() if extra.kind != "before"]
         if self._group.size == 1 or not summed:
-            return sums
+            return {**sums, **agreed}
         vector = torch.zeros(layout.user_numel, dtype=torch.float64)
         cut = {extra.name: vector[extra.offset : extra.offset + extra.numel] for extra in summed}
         for name, value in sums.items() if self._speaks else ():
             check_exact(layout.declared[name], value)
             cut[name].copy_(value.reshape(-1))
+        given = {e.name: vector[e.offset + e.numel] for e in summed if e.kind == "agreed"}  # a flag after each
+        for name, value in agreed.items() if self._group.slot == 0 else ():
+            check_exact(layout.declared[name], value)
+            cut[name].copy_(value.reshape(-1))
+            given[name].fill_(1.0)
         try:
             self._group.all_reduce(vector).wait(self._timeout_s)
         except GroupFailed as error:
             raise _apart(error) from error
-        return {name: part.reshape(layout.declared[name].shape) for name, part in cut.items()}
+        return {
+            name: part.reshape(layout.declared[name].shape)
+            for name, part in cut.items()
+            if name not in given or given[name] == 1.0
+        }
+
+    def folded(self, part: torch.Tensor) -> torch.Tensor:
+        """The places' parts added up in the order of the ranks; every rank calls it equally often.
+
+        Args:
+            part: This rank's, float64, of one dimension, as long as the others'.
+
+        Raises:
+            Apart: a rank is gone, or does not come in time.
+        """
+        told = self._gather(torch.cat([torch.tensor([float(self._speaks)], dtype=torch.float64), part]))
+        parts = [one[1:] for one in told if one[0] == 1.0]
+        total = parts[0].clone()
+        for more in parts[1:]:
+            total += more
+        return total
 
     def close(self) -> None:
         """Lets go of the connections."""

@@ -16,6 +16,7 @@ from lightkeeper.errors import UsageError
 from lightkeeper.manager.before import BeforeExtras, CountedWrongly
 from lightkeeper.manager.extras import ExtrasLayout
 from lightkeeper.manager.groups import Alone
+from lightkeeper.manager.within import Place, Within
 
 TOTAL = 7
 CPU = torch.device("cpu")
@@ -32,7 +33,8 @@ def weights(step: int, k: int) -> torch.Tensor:
 class Group:
     """One group's before extras; notes for which microbatches its function was called."""
 
-    def __init__(self, kinds: Sequence[str] = ("tokens", "weights")) -> None:
+    def __init__(self, kinds: Sequence[str] = ("tokens", "weights"), within: Within | None = None) -> None:
+        self.within = within or Within()
         self.called: list[int] = []
         self.seeded: list[int] = []
         self.extras = BeforeExtras(ExtrasLayout())
@@ -50,6 +52,7 @@ class Group:
     def reduce(self, group, epoch: int, share: Sequence[int]) -> None:
         self.extras.count(share, self.seeded.append)
         self.extras.reduce(group, epoch, TOTAL, 20.0, CPU)
+        self.extras.add_up(self.within)
 
 
 def in_order() -> torch.Tensor:
@@ -96,7 +99,7 @@ def test_a_member_that_has_the_value_gives_it_and_the_heir_counts_nothing():
         reduce_all(groups, [a, Group(), c], 1, [[0, 3, 6], [1, 4], [2, 5]])
     b.extras.count([1, 4], b.seeded.append)
     before = dict(a.extras.values or {})
-    a.extras._value[1] += 1.0  # so that it shows whose value it is  # type: ignore[index]
+    a.extras._across[1] += 1.0  # so that it shows whose value it is  # type: ignore[index]
     with local_groups(2) as groups:
         reduce_all(groups, [b, a], 2, [[1, 4, 5], [0, 2, 3, 6]])
     assert a.called == [0, 3, 6], "A has the value: it does not count what it inherits"
@@ -133,6 +136,26 @@ def test_a_microbatch_that_two_counted_is_named():
     members = [Group(), Group()]
     with local_groups(2) as groups, pytest.raises(CountedWrongly, match="microbatch 3 was counted 2 times"):
         reduce_all(groups, members, 1, [[0, 1, 2, 3], [3, 4, 5, 6]])
+
+
+def test_ranks_of_a_group_add_up_what_they_have_reduced_with_their_like():
+    """Two groups of two ranks; rank 1's reduce failed in epoch 1, rank 0's did not: nothing is counted twice."""
+    with local_groups(2) as a, local_groups(2) as b, local_groups(2) as first, local_groups(2) as second:
+        within = in_threads(*(lambda g=g, r=r: Within(Place(r, 2), g[r], 20.0) for g in (a, b) for r in range(2)))
+        ranks = [Group(within=one) for one in within]  # a0 a1 b0 b1
+        shares = [[0, 2, 4, 6]] * 2 + [[1, 3, 5]] * 2
+        for rank, share in zip(ranks, shares, strict=True):
+            rank.extras.count(share, rank.seeded.append)
+        in_threads(*(lambda i=i: ranks[i].extras.reduce(first[i // 2], 1, TOTAL, 20.0, CPU) for i in (0, 2)))
+        assert ranks[0].extras.reduced(3, 1) and not ranks[1].extras.reduced(3, 1)
+        assert all(rank.extras.values is None for rank in ranks), "nothing is known before all ranks have theirs"
+        with local_groups(2) as other:
+            across = [second[0], other[0], second[1], other[1]]
+            in_threads(*(lambda i=i: ranks[i].reduce(across[i], 2, shares[i]) for i in range(4)))
+    for rank, share in zip(ranks, shares, strict=True):
+        values = rank.extras.values
+        assert values is not None and torch.equal(values["weights"], in_order() + in_order())
+        assert rank.called == share
 
 
 def test_nothing_is_due_where_nothing_is_declared():

@@ -153,7 +153,7 @@ def test_an_agreed_value_is_the_lowest_slots_whatever_the_others_gave():
         contributions.agree("stop", 10 + slot)  # the last word counts
         contributions.agree("lr", torch.tensor([0.1 + slot, 2.0]))
     one = Part(0, [], [])
-    sums = [contributions.of_slot(slot, contributions.sums) for slot, contributions in enumerate(members)]
+    sums = [contributions.of_slot(slot, contributions.agreed) for slot, contributions in enumerate(members)]
     user = reduced(made, one, one, one, sums=sums).user
     assert user["stop"].item() == 10 and torch.equal(user["lr"], torch.tensor([0.1, 2.0]))
     assert made.describe() == {"stop": "int64[] agreed", "lr": "float32[2] agreed"}
@@ -163,7 +163,7 @@ def test_an_agreed_value_that_the_lowest_slot_did_not_give_is_missing_and_says_s
     made = layout(("stop", (), torch.int64), parameters=0, kind="agreed")
     other = Contributions(made)
     other.agree("stop", 1)
-    user = reduced(made, Part(0, [], []), Part(0, [], []), sums=[{}, other.of_slot(1, other.sums)]).user
+    user = reduced(made, Part(0, [], []), Part(0, [], []), sums=[{}, other.of_slot(1, other.agreed)]).user
     assert "stop" not in user
     with pytest.raises(KeyError, match=r"no extra 'stop'.*did not call step.agree"):
         user["stop"]

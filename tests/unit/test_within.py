@@ -62,7 +62,20 @@ def test_a_rank_that_is_gone_is_named():
 
 def test_a_group_of_one_sums_nothing():
     sums = {"loss": number(1.0)}
-    assert Within().sum(layout(), sums) is sums and Within().most(3) == 3
+    assert Within().sum(layout(), sums) == sums and Within().most(3) == 3
+    assert Within().sum(layout(), sums, {"stop": number(2.0)}) == {**sums, "stop": number(2.0)}
+
+
+def test_an_agreed_value_is_rank_0s_and_nobodys_if_rank_0_gave_none():
+    extras = layout()
+    extras.declare("stop", (), torch.int64, "agreed")
+    extras.declare("rate", (2,), torch.float64, "agreed")
+    given = [{"stop": number(7, torch.int64)}, {"stop": number(8, torch.int64), "rate": torch.ones(2).double()}]
+    with local_groups(2) as groups:
+        made = in_threads(*(lambda r=r: Within(Place(r, 2), groups[r], 20.0) for r in range(2)))
+        found = in_threads(*(lambda r=r: made[r].sum(extras, {"loss": number(1.0)}, given[r]) for r in range(2)))
+    for total in found:
+        assert total["stop"] == 7 and "rate" not in total and total["loss"] == 2.0
 
 
 @pytest.mark.parametrize(
