@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightkeeper.manager import local
+from lightkeeper.manager.before import BeforeExtras
+from lightkeeper.manager.extras import ExtrasLayout
 from lightkeeper.manager.trainer import Manager
+from lightkeeper.manager.within import Within
 
 
 class Anything:
@@ -22,7 +25,8 @@ def test_a_recovery_voids_the_ready_flag_given_before_it() -> None:
     manager._reducer = manager._epochs = manager._record = manager._injector = Anything()
     manager.page = SimpleNamespace(step=5, phase="compute", enter=lambda *args: None)
     manager._ready = 2
-    manager._until, manager._microbatches, manager._before = None, 1, SimpleNamespace(due=lambda *args: False)
+    manager._until, manager._microbatches = None, 1
+    manager._within, manager._before = Within(), BeforeExtras(ExtrasLayout())
     plan = local.Plan(epoch=3, term=1, lighthouse="lh", members=("g0",), slot=0, step=5, share=(0,), total=1)
     manager._recover(local.Answer(verdict="recover", epoch=3, step=5, plan=plan))
     assert manager._ready == 0, "the next reduce carries a flag that no manager knows any more"

@@ -125,3 +125,24 @@ def test_a_group_comes_back_into_all_of_it(job: Job, gold, words: str) -> None:
     plain = gold(loop="plain_training", facts=words, steps=steps, microbatches=ramp)
     facts.near(plain, "g0", tolerance=1e-3)
     facts.near_from(plain, "g2-again", tolerance=1e-3)
+
+
+def test_ranks_of_a_group_count_their_parts_and_agree_with_each_other(job: Job, gold) -> None:
+    """Two groups of two ranks, and the reduce completes everywhere but at g1's second rank: all four do it anew."""
+    job.settings["groups"] = 2
+    job.start_lighthouse()
+    words = {"facts": "tokens sharded clip", "steps": STEPS, "dropout": 0.0}
+    for group, behave in (("g0", ""), ("g1", f"fail-after-before:{AT} await:0")):
+        job.start_ranks(group, 2, loop="training", behave=behave, **words)
+    facts = job.finish()
+    ranks = [f"g{group}.{rank}" for group in range(2) for rank in range(2)]
+    assert facts.codes == dict.fromkeys(("g0", "g1", *ranks), 0) and not facts.lost
+    assert facts.traces["g1.1"].all("failed-after-before") == [[AT]] and len(facts.epochs) == 2
+    check_tokens(facts, set(ranks))
+    plain = gold(loop="plain_training", **words)
+    for rank in (0, 1):
+        assert facts.traces[f"g0.{rank}"].digests == facts.traces[f"g1.{rank}"].digests
+        for group in ("g0", "g1"):
+            assert counted(facts, f"{group}.{rank}", AT) == counted(facts, f"{group}.0", AT) != []
+    for name in ranks:
+        facts.near(plain, name)

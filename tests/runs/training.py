@@ -1,6 +1,6 @@
 """A loop with the facts of training, each by a word of the option `facts`, and the same loop in one plain process.
 
-Words: tokens, scaler, clip, cosine, bf16, averages, amax, chunked, checkpoint, reentrant, compile=BACKEND.
+Words: tokens, scaler, clip, cosine, bf16, averages, amax, chunked, checkpoint, reentrant, compile=BACKEND, sharded.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import sharded_loops
 import torch
+import torch.distributed as dist
 from loops import Behaviour, Trace, per_step, scalars
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import lightkeeper
 from lightkeeper.manager import randomness
 from lightkeeper.manager.groups import GroupFailed
+from lightkeeper.manager.within import Place
 
 BATCH_NORM = ("*running_mean", "*running_var", "*num_batches_tracked")
 OVERFLOWS_EVERY = 5  # steps; the loss of microbatch 0 is infinite in the third of them
@@ -68,6 +73,12 @@ class Training:
         self.model: Any = Model(o["width"], o["dropout"], self.words)
         if "compile" in self.words:
             self.model = torch.compile(self.model, backend=pairs["compile"])
+        self.mesh = None
+        if "sharded" in self.words and "WORLD_SIZE" in os.environ:
+            dist.init_process_group("gloo")
+            self.mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            fully_shard(self.model, mesh=self.mesh)
+        self.place = Place(0, 1)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=o["lr"])
         self.schedule = None
         if "cosine" in self.words:
@@ -77,12 +88,15 @@ class Training:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3, enabled="scaler" in self.words)
 
     def tokens(self, step: int, k: int) -> int:
-        return 3 + (7 * step + 5 * k) % 6
+        """This place's part of the microbatch's tokens."""
+        whole = 3 + (7 * step + 5 * k) % 6
+        return len(range(self.place.index, whole, self.place.count))
 
     def compute(self, step: int, k: int, divisor: float) -> float:
         """Forward and backward of a microbatch; its part of the step's loss."""
-        rows = self.tokens(step, k) if "tokens" in self.words else 4
+        rows = 3 + (7 * step + 5 * k) % 6 if "tokens" in self.words else 4
         x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(1000 * step + k))
+        x = x[self.place.index :: self.place.count]
         y = x.sum(1, keepdim=True)
         whole = divisor if "tokens" in self.words else rows * divisor
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled="bf16" in self.words):
@@ -91,7 +105,7 @@ class Training:
             loss = (self.model(x) - y).float().pow(2).sum() / whole
         if "scaler" in self.words and step % OVERFLOWS_EVERY == 2 and k == 0:
             loss = loss * math.inf
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(loss * self.place.count).backward()  # FSDP takes the mean over the ranks
         value = float(loss.detach())
         return value if math.isfinite(value) else 0.0
 
@@ -132,8 +146,9 @@ def training(o: dict[str, Any]) -> None:
     manager = lightkeeper.Manager(
         t.model, t.optimizer, seed=o["seed"], extras={"loss": ()},
         exclude=("*amax_history",) if "amax" in t.words else (),
-        average_buffers=BATCH_NORM if "averages" in t.words else (),
+        average_buffers=BATCH_NORM if "averages" in t.words else (), place=t.mesh,
     )  # fmt: skip
+    t.place = manager.place
     manager.extra("whose", dtype=torch.int64, agreed=True)
     if "tokens" in t.words:
 
@@ -148,7 +163,7 @@ def training(o: dict[str, Any]) -> None:
         manager.register("scaler", t.scaler)
     behaviour = Behaviour(o["behave"], manager, t.optimizer, trace)
     behaviour.heal_faults(o)
-    if "fail-after-before" in behaviour.words:
+    if "fail-after-before" in behaviour.words and manager.rank == manager.place.count - 1:
         fail_after_before(manager, trace, behaviour.words["fail-after-before"], behaviour.words["await"])
     for step in manager.steps(until=o["steps"], microbatches=per_step(o["microbatches"])):
         trace("begins", step.index, step.live, step.lead, 0.0)
@@ -163,12 +178,19 @@ def training(o: dict[str, Any]) -> None:
             step.contribute("loss", loss)
             behaviour.after_backward(step, k)
         t.apply()
-        trace.applied(step.index, t.model, t.optimizer, float(step.reduced["loss"]))
+        trace.applied(
+            step.index, t.model, t.optimizer, float(step.reduced["loss"]), sharded_loops.digest if t.mesh else None
+        )
         trace("scalars", step.index, t.scalars())
         before = {name: int(value) for name, value in step.before.items()}
         assert all(int(step.reduced[name]) == value for name, value in before.items())
         trace("tally", step.index, int(step.reduced["whose"]), before, t.buffers())
-    trace.done(t.model, t.optimizer)
+    if t.mesh is None:
+        trace.done(t.model, t.optimizer)
+        return
+    last = sharded_loops.weights(t.model)
+    dist.destroy_process_group()
+    trace("done", sharded_loops.digest(t.model, t.optimizer), last)
 
 
 def plain_training(o: dict[str, Any]) -> None:
@@ -209,7 +231,8 @@ def fail_after_before(manager: Any, trace: Trace, step: int, other: int) -> None
         if manager._before._step != step or failed:
             return
         failed.append(step)
-        path, until = Path(trace.path).parent / f"trace-g{other}", time.monotonic() + 10
+        rank = f".{manager.rank}" if manager.place.count > 1 else ""
+        path, until = Path(trace.path).parent / f"trace-g{other}{rank}", time.monotonic() + 10
         while not any(json.loads(line)[0::2][:2] == ["forward", step] for line in path.read_text().splitlines()):
             assert time.monotonic() < until, "the other group does not compute the step"
             time.sleep(0.005)

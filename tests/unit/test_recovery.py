@@ -173,7 +173,9 @@ def test_blame_needs_somebody_who_stands_out() -> None:
     assert most_blamed(Counter(), Counter(), ["g0"], 3) is None
     assert most_blamed(Counter(g0=2, g1=1), Counter(), ["g0", "g1"], 3) == "g0"
     assert most_blamed(Counter(g0=2, g1=2), Counter(), ["g0", "g1"], 3) is None
-    assert most_blamed(Counter(g0=9, g1=1), Counter(), ["g1", "g2"], 3) == "g1", "who is gone already is not asked about"
+    assert most_blamed(Counter(g0=9, g1=1), Counter(), ["g1", "g2"], 3) == "g1", (
+        "who is gone already is not asked about"
+    )
 
 
 def test_who_alone_fails_by_itself_every_time_stands_out() -> None:
