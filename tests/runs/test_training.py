@@ -63,6 +63,7 @@ def test_a_value_that_some_have_and_others_not_is_given_to_the_others(job: Job, 
     facts.near(gold(**PLAIN), "g0")
 
 
+@pytest.mark.long
 def test_a_group_that_fails_in_it_alone_costs_an_epoch_and_nobody(job: Job) -> None:
     only = {"g1": {"behave": f"fail-after-before:{AT} await:0"}}
     job.start_all(3, only=only, **TOKENS)
@@ -75,7 +76,7 @@ def test_a_group_that_fails_in_it_alone_costs_an_epoch_and_nobody(job: Job) -> N
         assert sorted(counted(facts, group, AT)) == sorted(facts.commits(group)[AT].microbatches)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_group_without_a_share_follows_scaler_and_tokens(job: Job, gold, count: int) -> None:
     """One microbatch a step: g1 never computes anything, and has scale, skipped steps and weights all the same."""
     words = {"facts": "tokens scaler clip", "microbatches": 1, "steps": STEPS}
