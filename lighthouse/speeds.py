@@ -77,11 +77,12 @@ def better(membership: Membership, paces_us: Sequence[int], total: int) -> tuple
     median_us = statistics.median(known)
     usual = statistics.median([now[slot] for slot in working if paces_us[slot]])
     paces = [paces_us[slot] or round(median_us * usual / (now[slot] or usual)) for slot in range(len(now))]
+    before = _step_us(total, now, paces)
+    if total / sum(1 / paces[slot] for slot in working) > before * (1 - GAIN):
+        return None  # no shares could win so much; a deal among a thousand takes a tenth of a second
     new = [_rounded(median_us / paces[slot]) if now[slot] else 0 for slot in range(len(now))]
-    before, after = (_step_us(total, speeds, paces) for speeds in (now, new))
-    if after > before * (1 - GAIN):
-        return None
-    return speeds_in(new)
+    after = _step_us(total, new, paces)
+    return None if after > before * (1 - GAIN) else speeds_in(new)
 
 
 def _rounded(share_of_median: float) -> int:

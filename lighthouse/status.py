@@ -27,6 +27,8 @@ def status(machine: JobMachine, now: float) -> Any:
         reply.membership.CopyFrom(to_wire(machine.newest))
     for name, group in sorted(machine.groups.items()):
         state = "member" if machine.is_member(name) else "joining"
+        if group.leaving:
+            state += ", leaving"
         if group.gone is not None:
             state = f"gone: {group.gone.cause}"
         elif group.connection is None:
