@@ -200,18 +200,18 @@ class NodeAgent:
             f"serves ranks {self.local.ranks.start} to {self.local.ranks.stop - 1} for the manager at {self._address}"
         )
         await self.local.open()
-        ranks = await self.start_ranks(taken.incarnation, taken.rendezvous_host, taken.rendezvous_port)
-        self.local.roots.update(ranks.pids.values())
-        self.local.kill_also = ranks.kill
-        ranks.watch(self.local.ended)
         writer = asyncio.create_task(self._write(call))
         tasks = [asyncio.create_task(self._read(call)), asyncio.create_task(self._run_ticks())]
         try:
+            ranks = await self.start_ranks(taken.incarnation, taken.rendezvous_host, taken.rendezvous_port)
+            self.local.roots.update(ranks.pids.values())
+            self.local.kill_also = ranks.kill
+            ranks.watch(self.local.ended)
             awaited: list[asyncio.Future[Any]] = [self._ended, *tasks]
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    task.result()
+                    task.result()  # a task that ends before the group does so by a bug, which is raised here
             code, reason = await self._ended
             if code != 0:
                 self.say(f"ends with exit code {code}: {reason}")

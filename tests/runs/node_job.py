@@ -20,10 +20,16 @@ class NodeJob(Job):
 
     The store for a group's own collectives needs torch, whose import takes seconds. Plain ranks have no collectives, so
     theirs is none.
+
+    Args:
+        folder: the run's folder, to be made.
+        plain: whether all ranks are plain ones.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plain: bool = True) -> None:
         super().__init__(folder)
+        if not plain:
+            return
         package = folder / "without-torch" / "torch" / "distributed"
         package.mkdir(parents=True)
         (package.parent / "__init__.py").touch()
@@ -56,7 +62,7 @@ class NodeJob(Job):
             options: the script's.
         """
         name = f"{group}.{node}" if node else group
-        options = {"trace": str(self.folder / f"ranks-{group}"), **options}
+        options = {"trace": str(self.folder / f"{'trace' if script else 'ranks'}-{group}"), **options}
         words = [
             *prefix, sys.executable, "-m", "lightkeeper", "launch", "--group", group, "--ranks", str(ranks),
             "--nnodes", str(nnodes), "--node-rank", str(node), "--",

@@ -1,6 +1,6 @@
 """What `lightkeeper launch` runs in these tests: one of the loops, with its options as JSON.
 
-A start again writes a trace of its own, as a trainer that a test starts again does.
+A start again writes a trace of its own, as a trainer that a test starts again does, and so does each of several ranks.
 """
 
 import json
@@ -13,5 +13,7 @@ import loops
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        options["trace"] += "." + os.environ["RANK"]
     options["trace"] += "-again" * int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     loops.run(options)

@@ -8,9 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from facts import read_trace
+from harness import HERE as RUNS
 from node_job import NodeJob
+
+from lightkeeper.events import schema
 
 STEPS = 400
 LEASE_S = 2.0
@@ -71,16 +76,21 @@ def link() -> Iterator[Link]:
         yield made
 
 
+def start(made: NodeJob, link: Link, **options: Any) -> None:
+    """g0 on a node here and one there, g1 here."""
+    made.settings["groups"] = 2
+    made.start_lighthouse("--lease-s", str(LEASE_S), bind=HERE)
+    made.start_node("g0", 1, prefix=link.prefix, **options)
+    made.start_node("g0", 0, **options)
+    made.start_node("g1", nnodes=1, **{**options, "ranks": 2 * options["ranks"]})
+
+
 @pytest.fixture
 def job(tmp_path: Path, link: Link) -> Iterator[NodeJob]:
-    """g0 on a node here and one there, g1 here; both train."""
+    """Two groups of four plain ranks, which train."""
     made = NodeJob(tmp_path / "run")
-    made.settings["groups"] = 2
     try:
-        made.start_lighthouse("--lease-s", str(LEASE_S), bind=HERE)
-        made.start_node("g0", 1, ranks=2, steps=STEPS, child=True, prefix=link.prefix)
-        made.start_node("g0", 0, ranks=2, steps=STEPS, child=True)
-        made.start_node("g1", nnodes=1, ranks=4, steps=STEPS)
+        start(made, link, ranks=2, steps=STEPS, child=True)
         for rank in range(4):
             made.await_step("g0", rank, 3)
         yield made
@@ -121,3 +131,31 @@ def test_the_link_is_cut(job: NodeJob, link: Link) -> None:
     assert len(job.traced("g0", 3)) <= committed + 3, "it went on without its manager"
     check_survivor(job, {"g0": 107, "g0.1": 107})
     assert "no word from node 1 (" in job.said("g0")
+
+
+@pytest.mark.long
+def test_a_group_on_two_nodes_comes_back_by_itself_with_the_same_bits(tmp_path: Path, link: Link) -> None:
+    """Trainers with torch: extras summed within the group over the link, and healing across it."""
+    job = NodeJob(tmp_path / "run", plain=False)
+    options = {"loop": "healing", "warm_up": 12, "delay": 0.05, "steps": 400, "hurry": str(job.folder / "hurry")}
+    try:
+        start(job, link, ranks=1, restarts=1, script=RUNS / "script.py", **options)
+        commit = job.wait_for(schema.Committed, 90, group="g0", rank=1, step=3)
+        os.kill(commit.pid, signal.SIGKILL)
+        for rank in range(2):
+            job.wait_for(schema.Rejoined, 90, group="g0", rank=rank)
+        job.hurry()
+        codes = job.wait("g0", "g0.1", "g1", within_s=90)
+        assert codes == {"g0": 0, "g0.1": 0, "g1": 0}
+        for name in ("g0", "g0.1"):
+            assert "is started again (rank 1 was killed by SIGKILL); 0 of 1 restarts left" in job.said(name)
+        for rank in range(2):
+            mine = read_trace(job.folder / f"trace-g0.{rank}-again").digests
+            others = read_trace(job.folder / f"trace-g1.{rank}").digests
+            assert max(mine) == 399 and len(mine) < 400 and len(others) == 400
+            assert mine == {step: others[step] for step in mine}, f"rank {rank}"
+    except BaseException:
+        print(job.printed())
+        raise
+    finally:
+        job.end()
