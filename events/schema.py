@@ -140,7 +140,8 @@ class Activated(Event, frozen=True, kw_only=True):
     """An epoch is in force from `first_step` on. `shares`: the microbatches of `first_step`, by group.
 
     A planned epoch (`cause` "planned") comes into force by the entries; `first_step` is then the step of the first
-    beat that shows it, so it may be a little late. `rejoined` has the exact step.
+    beat that shows it, so it may be a little late. `rejoined` has the exact step. `spares`: the members that compute
+    nothing.
     """
 
     epoch: int
@@ -149,6 +150,21 @@ class Activated(Event, frozen=True, kw_only=True):
     members: tuple[str, ...] = ()
     shares: dict[str, tuple[int, ...]] = {}
     cause: str = ""
+    spares: tuple[str, ...] = ()
+
+
+class Promoted(Event, frozen=True, kw_only=True):
+    """A spare works from `step` of this epoch on (of a planned one `step` may be a little late, as in `activated`)."""
+
+    epoch: int
+    step: int
+    term: int = 0
+
+
+class Parked(Event, frozen=True, kw_only=True):
+    """The job has no use for a group now; it waits until one is lost."""
+
+    why: str
 
 
 class Waiting(Event, frozen=True, kw_only=True):
@@ -411,7 +427,7 @@ class Unknown(Event, frozen=True, kw_only=True):
 
 KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
-    Joined, Refused, Prepared, Promised, Activated, Waiting, Overlap,
+    Joined, Refused, Prepared, Promised, Activated, Promoted, Parked, Waiting, Overlap,
     Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged, SettingsDiffer,
     FaultInjected, GroupLost, ReduceFailed, Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
     TookOver, UserError, Unauthorised,

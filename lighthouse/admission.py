@@ -10,6 +10,8 @@ from lightkeeper.lighthouse.messages import Hello, Refused, Stop
 from lightkeeper.lighthouse.names import Membership
 from lightkeeper.lighthouse.silence import Patience, silent
 
+PARKED_MAX = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -36,9 +38,9 @@ def refusal(hello: Hello, view: View, now: float) -> Refused | None:
         view: the job as it stands.
         now: monotonic seconds.
     """
-    if hello.groups < 1 or not 1 <= hello.minimum <= hello.groups:
-        asked = f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}"
-        return Refused(f"{asked}; 1 <= minimum <= groups must hold")
+    if hello.groups < 1 or not 1 <= hello.minimum <= hello.groups or not 0 <= hello.spares < hello.groups:
+        must = "1 <= minimum <= groups and 0 <= spares < groups must hold"
+        return Refused(f"{hello.group} asks for {_asked(hello)}; {must}")
     current = view.groups.get(hello.group)
     if current is not None and current.incarnation == hello.incarnation:
         return None
@@ -60,14 +62,19 @@ def refusal(hello: Hello, view: View, now: float) -> Refused | None:
             )
     config = view.config
     others = [g for g in view.groups.values() if g.name != hello.group and g.gone is None and g.hello is not None]
-    if config is not None and others and (hello.groups, hello.minimum) != (config.groups, config.minimum):
-        asked = f"{hello.group} asks for {hello.groups} groups with a minimum of {hello.minimum}"
-        others_ask = f"{config.group} for {config.groups} with a minimum of {config.minimum}"
-        return Refused(f"{asked}, but {others_ask}; give all groups the same")
-    if config is not None and len(others) >= config.groups:
-        names = ", ".join(sorted(g.name for g in others))
-        return Refused(f"the job has its {config.groups} groups ({names}) and does not know {hello.group}")
+    alike = config is None or _asked(hello) == _asked(config)
+    if config is not None and others and not alike:
+        return Refused(
+            f"{hello.group} asks for {_asked(hello)}, but {config.group} for {_asked(config)}; give all groups the same"
+        )
+    if config is not None and len(others) >= config.groups + PARKED_MAX:
+        return Refused(f"the job has its {config.groups} groups, and {PARKED_MAX} are parked", retry=True)
     return _running(hello, view, now)
+
+
+def _asked(hello: Hello) -> str:
+    spares = f", {hello.spares} of them spares," if hello.spares else ""
+    return f"{hello.groups} groups{spares} with a minimum of {hello.minimum}"
 
 
 def _running(hello: Hello, view: View, now: float) -> Refused | None:

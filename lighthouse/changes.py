@@ -45,7 +45,7 @@ class Changes(Leaves):
         actions += self._let_strangers_go() + self._take_over() + self._judge(now)
         cause = self._cause(now)
         if self.recovery is None and cause is None:
-            return actions + self._heal(now) + self._plan(now)
+            return actions + self._park(now) + self._heal(now) + self._plan(now)
         if self.newest is None and not self._may_start(now):
             self.recovery = None  # a group went away before the first epoch: wait for all again
             return actions
@@ -60,7 +60,7 @@ class Changes(Leaves):
         if self.recovery.complete:
             actions += self._activate(now)
         if self.recovery is not None and self.recovery.complete:
-            actions += self._heal(now)  # it stands, below the minimum
+            actions += self._park(now) + self._heal(now)  # it stands, below the minimum
         return actions
 
     def _judge(self, now: float) -> list[Action]:
@@ -132,8 +132,7 @@ class Changes(Leaves):
             candidates = of_one_history(candidates, promises)
         assert self.config is not None
         try:
-            speeds = {name: self._speed(name) for name in candidates}
-            concluded = conclude(candidates, promises, speeds)
+            concluded = conclude(candidates, promises, self._speeds)
         except Contradiction as error:
             return self._stop(f"the job contradicts itself and must not go on: {error}", ok=False)
         starts = self.newest is None and len(self._joined()) >= self.config.minimum  # the others heal from these
@@ -141,7 +140,7 @@ class Changes(Leaves):
             return self._stand_below_minimum(recovery.asked, now)
         members = tuple(self.groups[name].member() for name in concluded.members)
         base = None if self.newest is None else self.newest.epoch
-        membership = Membership(recovery.epoch, members, base, speeds_in([speeds[g] for g in concluded.members]))
+        membership = Membership(recovery.epoch, members, base, speeds_in(self._speeds(concluded.members)))
         self.activation = m.Activate(
             membership,
             concluded.first_step,
@@ -152,10 +151,11 @@ class Changes(Leaves):
             self._why_without(concluded.members) or recovery.cause,
         )
         left_out = [group for group in self._members() if group.name not in concluded.members]
+        promotions = self._promotions(membership, concluded.first_step)
         self.newest, self.prepared, self.recovery, self.reigns = membership, [], None, True
         self.unbuilt_s, self.unbuilt_times, self.shrunk = None, 0, False
         self._said_s = now
-        actions: list[Action] = [Activated(membership), self._activated_note()]
+        actions: list[Action] = [Activated(membership), self._activated_note(), *promotions]
         actions += self._repeat_activation()
         for group in left_out:
             if group.gone is None and group.beat is not None and group.beat.epoch == 0:
@@ -220,7 +220,8 @@ class Changes(Leaves):
         if self.newest is None or not self.reigns or not all(self._here(member) for member in self.newest.members):
             return []
         leavers = self._leavers()
-        joiners = self._ready_joiners(now)
+        waits = self._soon(now) and not leavers and not self.prepared
+        joiners = [] if waits else self._ready_joiners(now)
         if not leavers and not joiners and not self.prepared:
             return []
         if leavers == set(self.newest.groups):
@@ -234,7 +235,7 @@ class Changes(Leaves):
             return []
         if members == self.newest.members and (latest is None or anew):
             return []
-        speeds = speeds_in([self._speed(member.group) for member in members])
+        speeds = speeds_in(self._speeds([member.group for member in members]))
         reasons = [f"{name} leaves" for name in sorted(leavers)] + [f"{g.name} joins" for g in joiners]
         return self._prepare_change(members, speeds, "; ".join(reasons), joiners)
 
@@ -297,10 +298,12 @@ class Changes(Leaves):
 
     def _planned_is_in_force(self, planned: Membership) -> list[Action]:
         """A member shows that the entries have activated this planned epoch."""
+        promotions = self._promotions(planned, self._first_step_now())
         old, self.newest, self.prepared, self.shown = self.newest, planned, [], planned.epoch
         self.activation, self.unbuilt_s, self.unbuilt_times = None, None, 0
         cause, self.reasons = self.reasons.get(planned.epoch, "planned"), {}
         if old is not None:
+            self.planned_s = self.planned_s if planned.members == old.members else self._ticked_s
             self.shrunk = len(planned.members) < len(old.members)
             if changed(old, planned):
                 self.dealer.in_force()
@@ -320,9 +323,10 @@ class Changes(Leaves):
                 "members": list(planned.groups),
                 "first_step": self._first_step_now(),
                 "cause": cause,
+                "spares": list(planned.spares),
             },
         )
-        return [Activated(planned), note, *actions]
+        return [Activated(planned), note, *promotions, *actions]
 
     def _stand_below_minimum(self, asked: frozenset[str], now: float) -> list[Action]:
         """The recovery waits for more groups, without those who asked to leave; if all of them have, the job ends."""
@@ -355,6 +359,8 @@ class Changes(Leaves):
         self._clear()
         self.groups = {g.name: g for g in self.groups.values() if g.in_touch}
         for group in self.groups.values():  # they wait for the next first epoch
+            fences += self._send(group, m.Outside()) if group.parked is not None else []
+            group.parked = None
             self.config = self.config or group.hello
             if self.reference is None and group.join is not None:
                 self.reference = (group.name, group.join)
@@ -441,8 +447,16 @@ class Changes(Leaves):
                 "first_step": act.first_step,
                 "shares": shares,
                 "cause": act.cause,
+                "spares": list(act.membership.spares),
             },
         )
+
+    def _promotions(self, membership: Membership, step: int) -> list[Action]:
+        """Who is a spare in the newest epoch, and works in this one."""
+        benched = self.newest.spares if self.newest is not None else ()
+        working = [one for one in membership.members if one.group in benched and one.group not in membership.spares]
+        about = {"epoch": membership.epoch, "step": step}
+        return [Note("promoted", {"group": one.group, "incarnation": one.incarnation, **about}) for one in working]
 
     def _say_waiting(self, now: float) -> list[Action]:
         whom, why, since_s = self.waiting(now)

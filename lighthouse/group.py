@@ -46,6 +46,7 @@ class Group:
         leaving: why it leaves, once it has asked to.
         drain: the operator's request that it leaves, to be repeated on a new stream.
         drain_by_s: until when it may take (monotonic seconds), None if there is no such bound.
+        parked: whether it was told on this stream that the job has no use for it now; None: it was told nothing.
         failed: its report that the newest epoch is over, until the next one is activated.
     """
 
@@ -68,6 +69,7 @@ class Group:
     drain: Drain | None = None
     drain_by_s: float | None = None
     told_to_stop: bool = False
+    parked: bool | None = None
     healing: int | None = None
     tries: int = 0
     lost_in: int = 0
@@ -91,7 +93,7 @@ class Group:
 
     def hangs_up(self) -> None:
         """Its stream is over; what is asked for on the next is asked anew."""
-        self.connection, self.welcomed = None, None
+        self.connection, self.welcomed, self.parked = None, None, None
 
     def asked(self, now: float) -> None:
         """It is asked for a sign of life."""
@@ -101,6 +103,11 @@ class Group:
     def follows(self) -> bool:
         """Whether it is a joiner that is healed and applies the entries as they come."""
         return self.beat is not None and self.beat.phase == "follow"
+
+    @property
+    def comes_in(self) -> bool:
+        """Whether it was told what to heal from, or follows already: it is given up no more."""
+        return self.healing is not None or self.follows
 
     @property
     def where(self) -> tuple[str, int]:

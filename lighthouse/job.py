@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightkeeper.lighthouse import messages as m
@@ -12,6 +13,7 @@ from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import EVEN, Epoch, Member, Membership, Term
 from lightkeeper.lighthouse.recovery import Recovery
 from lightkeeper.lighthouse.silence import Patience, stands
+from lightkeeper.lighthouse.spares import MEMBER, RESERVE, at_work, parked_words
 from lightkeeper.lighthouse.speeds import Dealer, usual
 
 CALLS_S = 5.0  # within which a manager has tried all its addresses
@@ -20,6 +22,7 @@ MAY_TRAIN = "they may be training without this lighthouse; if they are gone, say
 NOBODY_CALLS = (
     "nobody of this job is in touch with this lighthouse: it cannot use your word; name the one that the groups talk to"
 )
+DEATHS_MAX = 2  # within ten minutes, before a group is held back
 KNOWN_BY = ("manager", "operator", "left")  # who says that a group is gone and knows it
 STARTED_AGAIN = "its process ended and the group was started again"  # before anybody missed it
 
@@ -31,10 +34,12 @@ class Bounds:
     Attributes:
         lease_s: how long a silence is borne when somebody waits.
         beat_s: how often a manager beats.
+        admit_interval_s: for so long after a planned change nobody else is taken in.
     """
 
     lease_s: float = 2.0
     beat_s: float = 0.2
+    admit_interval_s: float = 1.0
 
     def patience(self, groups: int) -> Patience:
         """The times of a job of so many groups."""
@@ -111,6 +116,7 @@ class Job:
         self.foreign: list[Membership] = []  # the same, prepared by another lighthouse, or by one whose log is lost
         self.unbuilt_s: float | None = None  # the newest of them could not be built: not prepared anew before
         self.unbuilt_times = 0
+        self.planned_s: float | None = None  # when somebody came or went by a planned change
         self.reigns = True
         self.shown: Epoch | None = None  # the newest that a manager has shown to be in force for it
         self.config: m.Hello | None = None
@@ -154,7 +160,7 @@ class Job:
             return ("any group",), f"at least {minimum} groups", since_s
         joined = self._joined()
         if self.newest is None and self.config is not None and joined:
-            more = self.config.groups - len(joined)
+            more = self.config.groups - sum(map(counts, joined))
             whom = f"{more} more group{'s' if more > 1 else ''}"
             since_s = now - min(group.joined_s for group in joined)
             return (whom,), f"the first epoch needs {self.config.groups}", since_s
@@ -175,8 +181,7 @@ class Job:
                 self._why_not(missing),
                 now - max((g.heard for n in missing if (g := self.groups.get(n))), default=now),
             )
-        outside = [group for group in self._joined() if group.in_touch and self._member(group.name) is None]
-        if outside and not any(group.in_touch for group in self._members()):
+        if self._outside() and not any(group.in_touch for group in self._members()):
             silent = tuple(group.name for group in self._members() if group.gone is None)
             since_s = now - max((self.groups[name].heard for name in silent), default=now)
             return silent, MAY_TRAIN, since_s
@@ -204,7 +209,7 @@ class Job:
     def _may_start(self, now: float) -> bool:
         if self.config is None or (self.config.start_window_s <= 0 and len(self.groups) < self.config.groups):
             return False  # said without a look at every group: asked whenever one of them comes
-        joined = self._joined()
+        joined = [group for group in self._joined() if counts(group)]
         if not joined:
             return False
         window_s = self.config.start_window_s
@@ -217,12 +222,12 @@ class Job:
         Below the minimum also joiners that have healed from the standing members.
         """
         if self.newest is None:
-            joined = sorted((group for group in self._joined() if group.in_touch), key=lambda group: group.name)
+            joined = sorted(self._seated(self._ticked_s), key=lambda group: group.name)
             return [g for g in joined if g.join is not None and g.join.fingerprint == _fingerprint(joined[0])]
         members = [group for group in self._members() if group.in_touch]
         if self.config is None or len(members) >= self.config.minimum:
             return members
-        others = [g for g in self._joined() if g.in_touch and g.follows and self._member(g.name) is None]
+        others = [g for g in self._outside() if g.follows]
         return members + sorted(others, key=lambda group: group.name)
 
     def _candidates(self) -> list[str]:
@@ -291,7 +296,10 @@ class Job:
         """Whether only an event can change anything here, and no passing of time: all are members, and all is well."""
         if self.newest is None or self.recovery is not None or self.stopped is not None or not self.reigns:
             return False
-        if self.prepared or self.copied is not None or len(self.groups) != len(self.newest.members):
+        if self.prepared or self.copied is not None:
+            return False
+        members = self._members()
+        if len(self.groups) - sum(bool(group.parked) for group in self._outside()) != len(members):
             return False
         number = self.newest.epoch.number
         return all(
@@ -302,7 +310,7 @@ class Job:
             and group.beat.epoch == number
             and not group.beat.stopped_ms
             and not stands(group)
-            for group in self._members()
+            for group in members
         )
 
     def _may_live(self) -> list[Group]:
@@ -337,6 +345,45 @@ class Job:
         step, total = max(beat.step for beat in beats), max(beat.total for beat in beats)
         return self.dealer.look(step, self.newest, [beat.microbatch_us for beat in beats], total)
 
+    def _speeds(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Relative speed of each group of the next epoch, given in slot order; 0 for its spares."""
+        assert self.config is not None
+        base, members = self.newest, [name for name in names if self._member(name) is not None]
+        worked = {name for name in members if base is not None and base.speed_of(base.groups.index(name))}
+        newcomer = usual(() if base is None else base.speeds)
+        last = {n for n in names if (hello := self.groups[n].hello) is not None and hello.role not in ("", MEMBER)}
+        working = at_work(names, self.config.members, worked, set(names) - set(members), last)
+        return tuple((self._speed(name) or newcomer) if name in working else 0 for name in names)
+
+    # ------------------------------------------------------------ who is taken in
+
+    def _outside(self) -> list[Group]:
+        """Groups in touch that have joined, are no members, and have not asked to leave."""
+        joined = (group for group in self._joined() if group.in_touch and not group.leaving)
+        return [group for group in joined if self._member(group.name) is None]
+
+    def _seated(self, now: float) -> list[Group]:
+        """Those of them for whom the job has a use: as many as are missing, first come first.
+
+        Who heals already is one of them whatever happens; who is held back for flapping is the last.
+        """
+        outside, begins = self._outside(), self.newest is None
+        if self.config is None or not outside:
+            return []
+        staying = sum(group.gone is None and not group.leaving for group in self._members())
+        outside = [group for group in outside if not begins or counts(group) or group.comes_in]
+        outside = sorted(outside, key=lambda g: (not g.comes_in, self._flaps(g, now), g.joined_s, g.name))
+        return outside[: max(self.config.groups - staying, sum(group.comes_in for group in outside))]
+
+    def _flaps(self, group: Group, now: float) -> bool:
+        """Whether it is held back because it died again and again."""
+        return len(group.deaths) >= DEATHS_MAX and now < group.admit_s
+
+    def _parked_why(self, coming_in: int) -> str:
+        assert self.config is not None
+        here = sum(group.gone is None for group in self._members()) + coming_in
+        return parked_words(here, self.config.members, self.config.spares)
+
     def _first_step_now(self) -> int:
         return max((g.beat.step for g in self._members() if g.beat), default=0)
 
@@ -365,6 +412,11 @@ class Job:
 
 def _known(hello: m.Hello) -> tuple[Member, ...]:
     return () if hello.known is None else hello.known.members
+
+
+def counts(group: Group) -> bool:
+    """Whether it is one of the groups that the job is configured for, as far as it says."""
+    return group.hello is None or group.hello.role != RESERVE
 
 
 def _fingerprint(group: Group) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Note
 from lightkeeper.lighthouse.group import Group
+from lightkeeper.lighthouse.job import DEATHS_MAX
 from lightkeeper.lighthouse.takeover import TakeOver
 
 AHEAD_S = 0.5
@@ -32,7 +33,7 @@ class Joins(TakeOver):
         if self.newest is None:
             return []
         joiners = self._joiners(now)
-        if not joiners and not self._waits_to_join():
+        if not joiners and not self._waits_to_join(now):
             return self._release()
         self._name_anew(joiners)
         asking = [group for group in joiners if group.healing is None]
@@ -61,14 +62,31 @@ class Joins(TakeOver):
             actions += [Note("healing", fields), *self._send(group, m.Heal(self.copied, donors, why))]
         return actions
 
-    def _waits_to_join(self) -> bool:
+    def _park(self, now: float) -> list[Action]:
+        """Tells groups that are no members that the job runs, and whether it has a use for them now."""
+        if self.newest is None or not (outside := self._outside()):
+            return []
+        seated = {group.name for group in self._seated(now)}
+        actions: list[Action] = []
+        for group in outside:
+            parked = group.name not in seated
+            if parked == group.parked:
+                continue
+            group.parked, why = parked, self._parked_why(len(seated)) if parked else ""
+            if parked:
+                fields = {"group": group.name, "incarnation": group.incarnation, "why": why}
+                actions.append(Note("parked", fields))
+            actions += self._send(group, m.Outside(self.newest, why))
+        return actions
+
+    def _waits_to_join(self, now: float) -> bool:
         """Whether somebody still needs the entries: a joiner held back, one that an earlier lighthouse healed and that
         has yet to say so again, or one taken in that has yet to switch.
         """
         number = 0 if self.newest is None else self.newest.epoch.number
         behind = [g for g in self._members() if g.gone is None and (g.beat is None or g.beat.epoch < number)]
-        outside = [g for g in self.groups.values() if g.in_touch and g.gone is None and self._member(g.name) is None]
-        return bool(behind) or any(g.join is not None or g.healing is not None for g in outside)
+        healed = [g for g in self.groups.values() if g.in_touch and g.healing is not None]
+        return bool(behind or self._seated(now)) or any(self._member(g.name) is None for g in healed)
 
     def _name_anew(self, joiners: Sequence[Group]) -> None:
         """A boundary ahead is never reached if the members stand before it, below the minimum."""
@@ -106,15 +124,18 @@ class Joins(TakeOver):
         return actions
 
     def _joiners(self, now: float) -> Sequence[Group]:
-        """Groups that have joined and are no members, less those held back for flapping."""
+        """Groups that have joined and are to be members, less those held back."""
         if self.newest is None:
             return []
-        waiting = [g for g in self._joined() if g.in_touch and self._member(g.name) is None]
-        return [g for g in waiting if now >= g.admit_s and not g.leaving]
+        return [group for group in self._seated(now) if now >= group.admit_s]
 
     def _ready_joiners(self, now: float) -> list[Group]:
         """Joiners that had to wait for the newest entry: they lag by at most one step."""
         return [group for group in self._joiners(now) if group.follows]
+
+    def _soon(self, now: float) -> bool:
+        """Whether the last planned change is so recent that who is ready to join waits for others that soon are."""
+        return self.planned_s is not None and now - self.planned_s < self.bounds.admit_interval_s
 
     def _hold_back(self, group: Group, former: Group | None, now: float) -> None:
         """A group that died twice within ten minutes is admitted after a growing back-off."""
@@ -122,8 +143,8 @@ class Joins(TakeOver):
             return
         died = (now,) if former.gone is not None and former.gone.detected_by != "left" else ()
         group.deaths = (*(t for t in former.deaths if now - t < FLAPPING_WINDOW_S), *died)
-        if len(group.deaths) >= 2:
-            group.admit_s = now + min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (len(group.deaths) - 2))
+        if len(group.deaths) >= DEATHS_MAX:
+            group.admit_s = now + min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (len(group.deaths) - DEATHS_MAX))
 
     def _say_held_back(self, group: Group, now: float) -> list[Action]:
         held_s = group.admit_s - now

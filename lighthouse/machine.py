@@ -215,6 +215,7 @@ class JobMachine(Changes):
         current.hears(now)
         if self._member(hello.group) is not None:
             current.beat = None  # how far it was before its stream broke is no word of where it is now
+        current.parked = None  # nothing was said on this stream yet
         if self.config is None or not self._others_joined(hello.group):
             self.config = hello
         if current.gone is not None and not self._returns(current):
@@ -292,8 +293,21 @@ class JobMachine(Changes):
                 actions += self._planned_is_in_force(mine[0])
             else:
                 actions += self._learn_newest(known)
+        actions += self._learn_seen(hello)
         self._shows(None if known is None else known.epoch)
         self._learn_prepared(hello)
+        return actions
+
+    def _learn_seen(self, hello: m.Hello) -> list[Action]:
+        """Who was outside knows that a job runs: those who are may be as many as begin one (W3).
+
+        An epoch below one that this log has promised is no news here. That it is in force nobody has shown.
+        """
+        if hello.seen is None or hello.seen.epoch.number <= self.highest:
+            return []
+        shown = self.shown
+        actions = self._learn_newest(hello.seen)
+        self.shown = shown
         return actions
 
     def _shows(self, epoch: Epoch | None) -> None:

@@ -30,6 +30,7 @@ class Options:
         log: folder of the log; None keeps nothing over a restart.
         run_folder: where its events go; None writes none.
         lease_s: how long a silence is borne when somebody waits, in seconds.
+        admit_interval_s: for so long after a planned change nobody else is taken in, in seconds.
     """
 
     bind: str
@@ -37,13 +38,16 @@ class Options:
     log: Path | None = None
     run_folder: Path | None = None
     lease_s: float = 2.0
+    admit_interval_s: float = 1.0
 
     @property
     def bounds(self) -> Bounds:
         """The beat is a tenth of the lease, so that nine may be lost."""
         if not 0.1 <= self.lease_s <= 3600:
             raise UsageError(f"--lease-s {self.lease_s}: give 0.1 to 3600 seconds")
-        return Bounds(self.lease_s, self.lease_s / 10)
+        if not 0 <= self.admit_interval_s <= 3600:
+            raise UsageError(f"--admit-interval-s {self.admit_interval_s}: give 0 to 3600 seconds")
+        return Bounds(self.lease_s, self.lease_s / 10, self.admit_interval_s)
 
 
 def run(options: Options) -> int:

@@ -17,6 +17,8 @@ class Hello:
     Attributes:
         groups: configured number of groups of the job.
         minimum: fewest groups with which the job goes on.
+        spares: how many of `groups` are to compute nothing as long as the others are there.
+        role: as in `Settings`.
         start_window_s: word of whoever creates the job: after so long the first epoch may start with `minimum`
             groups; 0 means that it needs all of them.
         acknowledged: highest term this manager has acknowledged.
@@ -25,6 +27,7 @@ class Hello:
         follows: whether it is a joiner that has healed and applies the members' entries.
         promised: highest epoch number this manager has promised; above `known` if a recovery was interrupted.
         place: of this lighthouse in the manager's list of addresses, from 1; 0 if it has no other address.
+        seen: the newest membership that this manager was told of without ever having been a member.
         died: the group is over, and no lighthouse was there to be told; nothing else follows on the stream.
         by_speed: whether work is dealt by speed; else all work alike. The same in all groups of a job.
     """
@@ -44,6 +47,14 @@ class Hello:
     place: int = 0
     died: Died | None = None
     by_speed: bool = False
+    spares: int = 0
+    role: str = "member"
+    seen: Membership | None = None
+
+    @property
+    def members(self) -> int:
+        """How many groups are to work."""
+        return self.groups - self.spares
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +384,33 @@ class Unknown:
     epoch: Epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The job runs without this group; said once on a stream, and when it changes.
+
+    Attributes:
+        membership: the newest epoch, so that the group can say to another lighthouse that there is one; None: the job
+            that ran has ended.
+        why: it is parked, in one line: it waits as long as it takes. Empty: it is to come in, like any joiner.
+    """
+
+    membership: Membership | None = None
+    why: str = ""
+
+
 ToManager = (
-    Unknown | Ask | Copy | Heal | Welcome | Refused | Prepare | Activate | Fence | Stop | Waiting | Stands | Drain
+    Unknown
+    | Ask
+    | Copy
+    | Heal
+    | Welcome
+    | Refused
+    | Prepare
+    | Activate
+    | Fence
+    | Stop
+    | Waiting
+    | Stands
+    | Outside
+    | Drain
 )

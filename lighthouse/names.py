@@ -90,6 +90,11 @@ class Membership:
         """Relative speed of a member; `EVEN` where all are alike."""
         return self.speeds[slot] if self.speeds else EVEN
 
+    @cached_property
+    def spares(self) -> tuple[str, ...]:
+        """Names of the members that compute nothing, in slot order."""
+        return tuple(member.group for member, speed in zip(self.members, self.speeds, strict=False) if not speed)
+
     def slot_of(self, group: str, incarnation: str | None = None) -> int | None:
         """Index of the group in the member list, or None if it is not in it (or is another incarnation)."""
         slot = self._slots.get(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightkeeper.lighthouse.deal import deal_rest
@@ -114,14 +114,16 @@ def _age(entry: Entry | None) -> tuple[Epoch, int]:
 
 
 def conclude(
-    candidates: Sequence[str], promises: Mapping[str, Promise], speeds: Mapping[str, int] | None = None
+    candidates: Sequence[str],
+    promises: Mapping[str, Promise],
+    speeds: Callable[[Sequence[str]], Sequence[int]] | None = None,
 ) -> Conclusion:
     """What the next epoch does first.
 
     Args:
         candidates: promisers that may be members, in slot order.
         promises: group to its promise, for every candidate.
-        speeds: relative speed of every candidate; None: all alike.
+        speeds: gives the relative speeds of the members among them, in slot order; None: all alike.
 
     Raises:
         Contradiction: if two groups committed different entries for the newest step, or two promise to hold the
@@ -140,7 +142,7 @@ def conclude(
         raise Contradiction(f"groups disagree on the microbatches of step {high + 1}: {sorted(totals)}")
     (total,) = totals
     try:
-        by = () if speeds is None else tuple(speeds[group] for group in members)
+        by = () if speeds is None else speeds(members)
         shares = deal_rest(total, {group: promises[group].held for group in ahead}, members, by)
     except ValueError as error:
         raise Contradiction(str(error)) from error

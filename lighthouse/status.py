@@ -26,7 +26,9 @@ def status(machine: JobMachine, now: float) -> Any:
     if machine.newest is not None:
         reply.membership.CopyFrom(to_wire(machine.newest))
     for name, group in sorted(machine.groups.items()):
-        state = "member" if machine.is_member(name) else "joining"
+        state = "member" if machine.is_member(name) else "parked" if group.parked else "joining"
+        if state == "member" and machine.newest is not None and name in machine.newest.spares:
+            state = "spare"
         if group.leaving:
             state += ", leaving"
         if group.gone is not None:

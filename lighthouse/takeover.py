@@ -24,8 +24,9 @@ from typing import Any
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Close, Note, Send, Superseded
 from lightkeeper.lighthouse.group import Gone, Group
-from lightkeeper.lighthouse.job import CALLS_S, Death, Job
+from lightkeeper.lighthouse.job import CALLS_S, Death, Job, counts
 from lightkeeper.lighthouse.names import Member, Membership
+from lightkeeper.lighthouse.spares import RESERVE
 from lightkeeper.lighthouse.speeds import Dealer
 
 FENCED_KEPT_MAX = 10_000
@@ -128,6 +129,8 @@ class TakeOver(Job):
             return ""
         if self.reigns and self.newest is not None and (member or any(g.in_touch for g in self._members())):
             return ""
+        if hello.role == RESERVE and not member:
+            return f"standby: no job runs here that {hello.group} could be a reserve of"
         self.visits[hello.group] = (hello.incarnation, now)
         while len(self.visits) > VISITS_MAX:
             self.visits.pop(next(iter(self.visits)))
@@ -177,7 +180,7 @@ class TakeOver(Job):
 
     def _missing_to_begin(self, now: float) -> str:
         """Who has not come for so long that those here had better look for them; empty if all are here or may come."""
-        here = [group.joined_s for group in self.groups.values() if group.in_touch and group.join is not None]
+        here = [g.joined_s for g in self.groups.values() if g.in_touch and g.join is not None and counts(g)]
         if self.config is None or not here or len(here) >= self.config.groups:
             return ""
         waited = now - max(here) > self.bounds.lease_s + CALLS_S

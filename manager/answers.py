@@ -93,6 +93,8 @@ class Answers:
         self.lost_why = ""  # said to a lighthouse, until it names another boundary
         self.torn = False  # a copy broke off: the state here is neither the old nor the new one
         self.put_off: m.Prepare | None = None
+        self.seen: Membership | None = None  # of the job that runs without this group
+        self.parked, self._parked_said = False, ""  # the job has no use for this group; what was said of it last
         self.joiners: frozenset[str] = frozenset()  # groups whose first step the next one is
         self._clock = now
         self._say_after_s = SAY_AFTER_S

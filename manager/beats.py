@@ -23,6 +23,18 @@ class Beats:
         self._longest_ms = 0
         self._usual_ms = 0.0
 
+    def stood(self, step: int, waiting_ms: int) -> None:
+        """How long the ranks have been standing in the reduce of this step."""
+        if step != self._step:
+            self._step, self._usual_ms = step, max(self._longest_ms, USUAL_KEPT * self._usual_ms)
+            self._longest_ms = 0
+        self._longest_ms = max(self._longest_ms, waiting_ms)
+
+    @property
+    def unusual_ms(self) -> float:
+        """From how long on standing is longer than usual."""
+        return USUAL_TIMES * self._usual_ms
+
     def due(self, beat: Beat, beat_s: float, now: float) -> bool:
         """Whether to say this now.
 
@@ -31,10 +43,6 @@ class Beats:
             beat_s: the interval, in seconds.
             now: monotonic seconds.
         """
-        if beat.step != self._step:
-            self._step, self._usual_ms = beat.step, max(self._longest_ms, USUAL_KEPT * self._usual_ms)
-            self._longest_ms = 0
-        self._longest_ms = max(self._longest_ms, beat.waiting_ms)
         said = self._said
         if said is None or now - self._said_s >= beat_s:
             return True
@@ -42,7 +50,7 @@ class Beats:
             beat.epoch, beat.phase == "follow", beat.stopped_ms > 0,
         ):  # fmt: skip
             return True
-        stands = beat.waiting_ms >= max(1000 * STANDS_S, USUAL_TIMES * self._usual_ms)
+        stands = beat.waiting_ms >= max(1000 * STANDS_S, self.unusual_ms)
         return stands and not (said.waiting_ms > 0 and said.step == beat.step)
 
     def said(self, beat: Beat, now: float) -> None:

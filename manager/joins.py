@@ -53,7 +53,7 @@ class Joins(Ends):
     def _heal(self, heal: m.Heal, now: float) -> list[Action]:
         if self.following and not self.lost:
             return []  # from an earlier lighthouse's word: it has a state, and goes on from it
-        self.source, self.lost_why = heal, ""
+        self.source, self.lost_why, self.parked = heal, "", False
         self.votes.clear()
         donors = ", ".join(member.group for member in heal.donors)
         why = f"{heal.why}: it takes theirs" if heal.why else "joining"

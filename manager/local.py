@@ -11,6 +11,8 @@ import struct
 
 import msgspec
 
+from lightkeeper.lighthouse.deal import at_work
+
 FRAME_BYTES_MAX = 16 << 20
 HEADER = struct.Struct("<I")
 OWN_KEYS = 0  # in the place of an epoch: rendezvous keys among the ranks of one group, which no other manager sees
@@ -180,6 +182,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     planned: bool = False
     speeds: tuple[int, ...] = ()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this group is the one that leads: the lowest slot of those that work."""
+        speeds = at_work(self.speeds) or (1,)
+        return self.slot == next(slot for slot, speed in enumerate(speeds) if speed)
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,9 @@ class GroupMachine(Leaving):
             manager=self.address,
             groups=s.groups,
             minimum=s.minimum,
+            spares=s.spares,
+            role=s.role,
+            seen=self.seen if self.known is None else None,
             start_window_s=s.start_window_s,
             acknowledged=self.acknowledged,
             known=self.known,
@@ -78,7 +81,7 @@ class GroupMachine(Leaving):
         """The stream broke; training goes on."""
         if self.in_touch:
             self._silent_since = self.away_since = now
-        self.in_touch = False
+        self.in_touch = self.parked = False
         return []
 
     def received(self, message: m.ToManager, now: float) -> list[Action]:
@@ -186,6 +189,7 @@ class GroupMachine(Leaving):
                 first_step=activate.first_step,
                 cause=activate.cause,
                 shares={share.group: share.microbatches for share in activate.shares},
+                spares=activate.membership.spares,
             )
         )
 
@@ -208,6 +212,11 @@ class GroupMachine(Leaving):
         self._waiting_said = (waiting.whom, 2.0 * waiting.since_ms)  # said less and less often
         line = f"waiting for {', '.join(waiting.whom)} ({waiting.why}) since {waiting.since_ms / 1000:.1f} s"
         return [ToRanks(local.Say(line=line), 0)]
+
+    def _outside(self, outside: m.Outside, now: float) -> list[Action]:
+        self.seen, self.parked, said = outside.membership, bool(outside.why), self._parked_said
+        self._parked_said = outside.why or said
+        return [ToRanks(local.Say(line=outside.why), 0)] if outside.why not in ("", said) else []
 
     def _stands(self, stands: m.Stands, now: float) -> list[Action]:
         if self.suspended and self.known is not None and stands.epoch == self.known.epoch:
@@ -275,6 +284,9 @@ class GroupMachine(Leaving):
         actions += self._mind_leaving(now)
         if self.ending is not None:
             return actions
+        self._beats.stood(self.step, round(1000 * max((view.waiting_s for view in views.values()), default=0.0)))
+        if self.parked:  # not waiting for anything that is late
+            self.waiting = dict.fromkeys(self.waiting, now)
         actions += self._ask_members(now)
         actions += self._beat_if_due(now)
         if self.errors and now - self._raised_s > ENDS_S_MAX:
@@ -306,18 +318,18 @@ class GroupMachine(Leaving):
 
     def _ask(self, ask: m.Ask, now: float) -> list[Action]:
         """Somebody waits for this group, or for one that it waits for."""
-        return self._say_beat(self._beat(self._views), now)
+        return self._say_beat(self._beat(), now)
 
     def _beat_if_due(self, now: float) -> list[Action]:
-        beat = self._beat(self._views)
+        beat = self._beat()
         return self._say_beat(beat, now) if self._beats.due(beat, self.beat_s, now) else []
 
     def _say_beat(self, beat: m.Beat, now: float) -> list[Action]:
         self._beats.said(beat, now)
         return [Tell(beat)]
 
-    def _beat(self, views: dict[int, RankView]) -> m.Beat:
-        waiting_s = max((view.waiting_s for view in views.values()), default=0.0)
+    def _beat(self) -> m.Beat:
+        views, waiting_s = self._views, self._stands_in_reduce_s()
         stopped_s = max((view.stopped_s for view in views.values()), default=0.0)
         phases = [view.phase for view in views.values()]
         phase = next((p for p in phases if p == "compute"), phases[0] if phases else "start")

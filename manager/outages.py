@@ -82,7 +82,10 @@ class Outages(Votes):
         return [ToRanks(local.Say(line=line))]
 
     def _stands_in_reduce_s(self) -> float:
-        return max((view.waiting_s for view in self._views.values()), default=0.0)
+        """How long the ranks have been waiting for others; of a spare, which stands for all steps, beyond the usual."""
+        stands_s = max((view.waiting_s for view in self._views.values()), default=0.0)
+        spare = self.known is not None and self.settings.group in self.known.spares
+        return max(0.0, stands_s - self._beats.unusual_ms / 1000) if spare else stands_s
 
     def _also_unheard(self) -> str:
         """Whose manager did not answer before this step's reduce broke: others may have given up on it first."""

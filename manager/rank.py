@@ -209,6 +209,8 @@ class Rank:
             assert answer.plan is not None
             plan = answer.plan
             self._plan = plan
+            if self._step is not None:
+                self._step.lead = plan.leads  # the one that led may be the one that was lost
             self._enter("recover", self.page.step)
             self._reducer.retry()
             self._attempt, self._ready = 0, 0  # what was prepared on the epoch that failed is void
@@ -363,8 +365,8 @@ class Rank:
         return total
 
     @property
-    def _slot(self) -> int | None:
-        return None if self._plan is None else self._plan.slot
+    def _leads(self) -> bool:
+        return self._plan is not None and self._plan.leads
 
     def _begin_at(self, index: int) -> None:
         assert self._reducer is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightkeeper.errors import UsageError
+from lightkeeper.lighthouse.spares import MEMBER, ROLES
 from lightkeeper.manager.addresses import check_lighthouse, has_alternatives
 from lightkeeper.wire import split_address
 
@@ -31,7 +32,9 @@ class Settings:
         job: the job's id; jobs on one lighthouse do not meet.
         group: this replica group's stable name.
         groups: configured number of groups of the job.
-        minimum: fewest groups with which the job goes on.
+        minimum: fewest groups with which the job goes on, spares among them.
+        spares: how many of `groups` compute nothing while the others are there, and take over what one leaves.
+        role: ``member``; ``spare``: the last to work; ``reserve``: none of `groups`, it waits until there is a place.
         start_window_s: if above 0, the first epoch may start with `minimum` groups after so long.
         ranks: trainer ranks of this group, on all its nodes.
         nnodes: nodes of this group; each has as many of its ranks.
@@ -55,6 +58,8 @@ class Settings:
     group: str = "g0"
     groups: int = 1
     minimum: int = 1
+    spares: int = 0
+    role: str = MEMBER
     start_window_s: float = 0.0
     ranks: int = 1
     nnodes: int = 1
@@ -75,6 +80,10 @@ class Settings:
             raise UsageError(f"groups {self.groups}: give at most {GROUPS_MAX}")
         if not 1 <= self.minimum <= self.groups:
             raise UsageError(f"minimum {self.minimum} of {self.groups} groups: 1 <= minimum <= groups must hold")
+        if not 0 <= self.spares < self.groups:
+            raise UsageError(f"{self.spares} spares of {self.groups} groups: 0 <= spares < groups must hold")
+        if self.role not in ROLES:
+            raise UsageError(f"role {self.role!r}: give {', '.join(ROLES[:-1])} or {ROLES[-1]}")
         if self.ranks < 1:
             raise UsageError(f"ranks {self.ranks}: a group has at least one rank")
         self._check_nodes()
@@ -163,10 +172,28 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: Any) ->
         raw = environment.get(PREFIX + field.name.upper())
         if raw is not None:
             values[field.name] = _parse(field.name, str(field.type), raw)
+    raw = environment.get(PREFIX + "MEMBERS")
+    members = _parse("members", "int", raw) if raw is not None else None
     values.update({name: value for name, value in given.items() if value is not None})
+    members = values.pop("members", members)
+    if members is not None:
+        values["groups"] = _groups_of(members, values)
     if not values.get("token"):
         values["token"] = read_token(environment.get(PREFIX + "TOKEN_FILE"))
     return Settings(**values)
+
+
+def _groups_of(members: int, values: Mapping[str, Any]) -> int:
+    """`groups`, where it is said how many of them work.
+
+    Raises:
+        UsageError: if it is said in two ways that differ.
+    """
+    spares = values.get("spares", 0)
+    if values.get("groups", members + spares) != members + spares:
+        told = f"{members} members and {spares} spares, and {values['groups']} groups"
+        raise UsageError(f"{told}: groups are members and spares together; leave one of them out")
+    return int(members + spares)
 
 
 def read_token(path: str | Path | None) -> str:

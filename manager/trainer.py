@@ -120,12 +120,17 @@ class Manager(Follower):
         Raises:
             LoopError: if the loop's body breaks a rule.
             JobStopped: if the job stops before its end.
+
+        A group for which the job had no use until its end is given no step at all.
         """
         if until < 1:
             raise UsageError(f"until {until}: a run has at least one step")
         self._until = until
-        while self.page.step < until and not self._left:
-            step = self.begin(microbatches)
+        self._microbatches = microbatches
+        if self._reducer is None:
+            self._start()
+        while self.page.step < until and not self._left and not self.finished:
+            step = self.begin()
             yield step
             self._end_body()
         self.finish()
@@ -141,6 +146,8 @@ class Manager(Follower):
         self._end_body()
         if self._reducer is None:
             self._start()
+            if self.finished:
+                raise SystemExit(0)  # parked to the end: there is no step to give
         assert self._reducer is not None
         if self._follows or self._applies:
             step = self._begin_replay()
@@ -149,7 +156,7 @@ class Manager(Follower):
             self._begin_at(index)
             self._enter("compute", index)
             self._start_step()
-            step = self._step = Step(self, index, self._total(index), self._share, lead=self._slot == 0)
+            step = self._step = Step(self, index, self._total(index), self._share, lead=self._leads)
         for watcher in self._watchers:
             watcher.begins(step.index)
         return step
@@ -352,6 +359,10 @@ class Manager(Follower):
             self._heal(answer)
         elif answer.verdict == "recover":
             self._recover(answer)
+        elif answer.verdict == "stop" and answer.ok:
+            say(f"lightkeeper: the job ends, and had no use for this group: {answer.reason}")
+            self._record.left("it was parked")
+            self._close()
         else:
             self._stop(answer)
 

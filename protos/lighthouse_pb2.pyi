@@ -109,7 +109,7 @@ class FromManager(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., unbuilt: _Optional[_Union[Unbuilt, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ...) -> None: ...
 
 class ToManager(_message.Message):
-    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal", "ask", "unknown", "drain")
+    __slots__ = ("welcome", "refused", "prepare", "activate", "fence", "stop", "waiting", "stands", "copy", "heal", "ask", "unknown", "drain", "outside")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class ToManager(_message.Message):
     ASK_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     prepare: Prepare
@@ -136,10 +137,11 @@ class ToManager(_message.Message):
     ask: Ask
     unknown: Unknown
     drain: Drain
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    outside: Outside
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., outside: _Optional[_Union[Outside, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died", "by_speed")
+    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died", "by_speed", "spares", "role", "seen")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +157,9 @@ class Hello(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
     BY_SPEED_FIELD_NUMBER: _ClassVar[int]
+    SPARES_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
     incarnation: str
@@ -170,7 +175,10 @@ class Hello(_message.Message):
     place: int
     died: Died
     by_speed: bool
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., by_speed: _Optional[bool] = ...) -> None: ...
+    spares: int
+    role: str
+    seen: Roster
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., by_speed: _Optional[bool] = ..., spares: _Optional[int] = ..., role: _Optional[str] = ..., seen: _Optional[_Union[Roster, _Mapping]] = ...) -> None: ...
 
 class Acknowledged(_message.Message):
     __slots__ = ("term",)
@@ -414,6 +422,14 @@ class Drain(_message.Message):
     reason: str
     deadline_ms: int
     def __init__(self, reason: _Optional[str] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class Outside(_message.Message):
+    __slots__ = ("membership", "why")
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    membership: Roster
+    why: str
+    def __init__(self, membership: _Optional[_Union[Roster, _Mapping]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Unknown(_message.Message):
     __slots__ = ("epoch",)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Activated, Note, Record
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
+from lightkeeper.lighthouse.spares import MEMBER
 from lightkeeper.lighthouse.speeds import EVERY_STEPS, changed
 from lightkeeper.manager import local
 from lightkeeper.manager.actions import Action, Tell, ToRanks
@@ -81,6 +82,7 @@ class Checkers:
         self.newest: Membership | None = None  # highest that was ever activated or shown to be in force
         self._lives: dict[Epoch, Life] = {}
         self._in_epoch: dict[Epoch, Membership] = {}
+        self._worked: dict[Epoch, frozenset[str]] = {}  # by epoch, the incarnations that are dealt work
         self._terms: set[Term] = set()
         self._memberships: dict[Epoch, tuple[str, ...]] = {}
         self._of: dict[tuple[int, int, str], Epoch] = {}
@@ -163,9 +165,22 @@ class Checkers:
                 life = Life(len(self.lives), membership.epoch)
                 self.lives.append(life)
             self._lives[membership.epoch] = life
+            self._at_work(membership)
         if self.newest is None or membership.epoch > self.newest.epoch:
             self.newest = membership
         return life
+
+    def _at_work(self, membership: Membership) -> None:
+        """As many work as are to; and whoever worked goes on, unless one that comes in has the better right."""
+        shape, members, groups = self.world.shape, membership.members, self.world.groups
+        working = frozenset(one.incarnation for slot, one in enumerate(members) if membership.speed_of(slot))
+        if len(working) != min(shape.members, len(members)):
+            raise Violation("A1", f"{len(working)} of {len(members)} work in {membership.epoch}, not {shape.members}")
+        self._worked[membership.epoch] = working
+        before = self._worked.get(membership.base, frozenset()) if membership.base is not None else frozenset()
+        for one in members:
+            if one.incarnation in before - working and groups[one.group].settings.role == MEMBER:
+                raise Violation("A2", f"{one.incarnation} worked before {membership.epoch}, and is a spare in it")
 
     def _nobody_stays(self, membership: Membership) -> None:
         """A job begins anew only when no member of the one before lives: silence is not death."""
@@ -382,6 +397,8 @@ class Checkers:
 
     def _waits_bounded(self, process: GroupProcess) -> None:
         settings = process.settings
+        if process.machine.parked:
+            return  # as long as it takes
         for rank in process.ranks:
             if not rank.alive or rank.frozen or rank.phase == "ended":
                 continue

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Membership
+from lightkeeper.lighthouse.spares import MEMBER, RESERVE, SPARE
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import AskMembers, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.machine import GroupMachine, RankView
@@ -283,10 +284,19 @@ class LastWords(Process):
             self.process.world.ended(self.process)
 
 
+def role_of(number: int, shape: Shape) -> str:
+    """What the group of this number is set up as."""
+    if number >= shape.groups:
+        return MEMBER if shape.start_window_s > 0 else RESERVE  # where a job is created by word no log is lost
+    return SPARE if number < shape.last_to_work else MEMBER
+
+
 def settings_for(group: str, shape: Shape) -> Settings:
     """What a group is told."""
     return Settings(
         group=group, groups=shape.groups, minimum=shape.minimum, ranks=shape.ranks, token="t",
         outage_budget_s=shape.budget_s, start_window_s=shape.start_window_s,
         deal="speed" if shape.by_speed else "even",
+        spares=shape.spares,
+        role=role_of(int(group[1:]), shape),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from lightkeeper.simulator.checkers import Violation
 from lightkeeper.simulator.faults import Fault, Faults, draw_plan
 from lightkeeper.simulator.liveness import Liveness
-from lightkeeper.simulator.shape import Shape, draw_shape, draw_speeds
+from lightkeeper.simulator.shape import Shape, draw_shape, draw_spares, draw_speeds
 from lightkeeper.simulator.world import World
 
 LATE_WINDOWS = 3.0  # of the usual time for a job that goes on well
@@ -84,15 +84,17 @@ def plan_history(
     """
     draw = random.Random(f"plan {seed}")
     drawn = draw_shape(draw, groups, window_s)
-    speeds = draw_speeds(random.Random(f"speeds {seed}"), drawn.groups)  # of its own: the rest is as without it
-    drawn = dataclasses.replace(drawn, **{**speeds, **(shape or {})})
+    count = (shape or {}).get("groups", drawn.groups)
+    spares = draw_spares(random.Random(f"spares {seed}"), count)  # each of its own: the rest is as without it
+    speeds = draw_speeds(random.Random(f"speeds {seed}"), drawn.groups)
+    drawn = dataclasses.replace(drawn, **{**spares, **speeds, **(shape or {})})
     count = max(FAULTS_MIN, round(faults * draw.uniform(0.5, 1.5)))
     strike_s = min(window_s, 1.0 + drawn.until * _step_s(drawn) * 1.5)  # beyond that the run is over
     return Plan(seed, drawn, tuple(draw_plan(draw, strike_s, count, drawn.start_window_s > 0, favoured)))
 
 
 def _step_s(shape: Shape) -> float:
-    return 0.04 + sum(shape.microbatch_s) / 2 * (shape.microbatches + 0.5) / shape.groups
+    return 0.04 + sum(shape.microbatch_s) / 2 * (shape.microbatches + 0.5) / shape.members
 
 
 def run_history(plan: Plan, traces: bool = False) -> Outcome:

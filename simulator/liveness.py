@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lightkeeper.lighthouse.spares import RESERVE
 from lightkeeper.simulator.checkers import Violation
 from lightkeeper.simulator.phases import living, members
 
 if TYPE_CHECKING:
     from lightkeeper.simulator.faults import Faults
+    from lightkeeper.simulator.groups import GroupProcess
     from lightkeeper.simulator.world import World
 
 LOOK_S = 1.0
 SLACK_S = 15.0
 MEET_S = 60.0  # until all groups have met at one of several lighthouses
+SEATED_S = 5.0  # until a group for which there is a place is told to heal
 
 
 class Liveness:
@@ -28,6 +31,7 @@ class Liveness:
         self.world, self.faults = world, faults
         self.quiet_since = self.calm_since = self.members_since = 0.0
         self.bound_s = world.shape.budget_s + SLACK_S + (MEET_S if world.shape.lighthouses > 1 else 0.0)
+        self._outside: dict[str, float] = {}  # since when an incarnation is not told to heal, though there is a place
         world.clock.after(LOOK_S, self._look)
 
     def _look(self) -> None:
@@ -38,8 +42,11 @@ class Liveness:
             return
         if not self._quiet():
             self.quiet_since = self.calm_since = now
+            self._outside.clear()
         elif not self._may_go_on():
             self.calm_since = now
+        if self.quiet_since < now:
+            self._leaves_nobody_outside(now)
         if not self._only_followers():
             self.members_since = now
         elif now - self.members_since > self.bound_s and not world.operator_speaks():
@@ -50,6 +57,29 @@ class Liveness:
         elif stands_s > self.bound_s:
             waiting = "; ".join(f"{lh.address}: {lh.machine.waiting(lh.now)}" for lh in world.lighthouses if lh.up)
             raise Violation("liveness", f"nothing was committed for {stands_s:.0f} s, and nothing is wrong ({waiting})")
+
+    def _leaves_nobody_outside(self, now: float) -> None:
+        """A group that is in touch, parked or not, is told to heal once the job has a place for it."""
+        waiting = {name: self._outside.get(name, now) for name in map(self._not_told, living(self.world)) if name}
+        self._outside = waiting
+        for name, since in waiting.items():
+            if now - since > SEATED_S:
+                raise Violation("A5", f"{name} has waited for {now - since:.0f} s, and there is a place for it")
+
+    def _not_told(self, process: GroupProcess) -> str:
+        """Its incarnation, if the lighthouse it is in touch with has a place for it and has not told it to heal."""
+        newest, here = self.world.checkers.newest, members(self.world)
+        if process.stream is None or newest is None or len(here) < len(newest.members):
+            return ""
+        lighthouse = process.stream.lighthouse
+        machine = lighthouse.machine
+        group = machine.groups.get(process.group)
+        if group is None or group.join is None or group.incarnation != process.incarnation or not group.in_touch:
+            return ""
+        coming = [other.comes_in for other in machine.groups.values() if not machine.is_member(other.name)]
+        may_come = not machine.is_member(process.group) and not group.comes_in and group.admit_s < lighthouse.now
+        place = machine.reigns and machine.newest == newest and len(here) + sum(coming) < self.world.shape.groups
+        return process.incarnation if place and may_come else ""
 
     def _quiet(self) -> bool:
         """Whether nothing is wrong with machines and network: if the job stands, a person looks why."""
@@ -64,8 +94,8 @@ class Liveness:
     def _may_go_on(self) -> bool:
         """Whether nobody's word is needed for the job to go on."""
         if self.world.checkers.newest is None or not members(self.world):
-            groups = living(self.world)
-            return len(groups) == self.world.shape.groups and not self._only_followers()  # a first epoch: all of them
+            groups = [group for group in living(self.world) if group.settings.role != RESERVE]
+            return len(groups) >= self.world.shape.groups and not self._only_followers()  # a first epoch: all of them
         return self._may_decide()
 
     def _only_followers(self) -> bool:

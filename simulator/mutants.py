@@ -24,15 +24,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lightkeeper.simulator.mutations import MUTANTS, UNNOTICED, Mutant
+from lightkeeper.simulator.mutations import MUTANTS as FIRST_MUTANTS
+from lightkeeper.simulator.mutations import UNNOTICED, Mutant
+from lightkeeper.simulator.mutations_of_spares import OF_SPARES
 
 if TYPE_CHECKING:
     from lightkeeper.simulator.history import Plan
 
 HISTORIES_MAX = 10_000
 RUN_S_MAX = 3600
-EVEN = {"by_speed": False, "slow": ()}  # unless a mutant says otherwise
+EVEN = {"by_speed": False, "slow": (), "spares": 0, "surplus": 0, "last_to_work": 0}  # unless a mutant says otherwise
 FAULTS = 18.0  # of a history on average, half as many again as in others
+
+MUTANTS = (*FIRST_MUTANTS, *OF_SPARES)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,9 @@ class Shape:
         copy_s: shortest and longest time of a joiner's transfer.
         kept_max: entries that a donor keeps.
         restart_s: shortest and longest time until a group that ended is started again.
+        spares: how many of the groups are spares.
+        surplus: groups beyond those that the job is configured for; they say so, unless the job is created by word.
+        last_to_work: how many of the groups, from the first on, have the role of a spare.
     """
 
     groups: int = 3
@@ -61,6 +64,14 @@ class Shape:
     copy_s: tuple[float, float] = (0.02, 0.5)
     kept_max: int = 100
     restart_s: tuple[float, float] = (0.3, 4.0)
+    spares: int = 0
+    surplus: int = 0
+    last_to_work: int = 0
+
+    @property
+    def members(self) -> int:
+        """How many groups are to work."""
+        return self.groups - self.spares
 
 
 def draw_shape(random: random.Random, groups: int, window_s: float) -> Shape:
@@ -105,6 +116,19 @@ def draw_speeds(random: random.Random, groups: int) -> dict[str, Any]:
         "slow": tuple(factors) if random.random() < 0.7 else (),
         "rotate_s": random.choice((3.0, 8.0, 60.0)),
     }
+
+
+def draw_spares(random: random.Random, groups: int) -> dict[str, int]:
+    """Fields of a shape: in every other history some groups are spares, or are there beyond the configured number.
+
+    Args:
+        random: of its own, so that all else stays as it was without spares.
+        groups: how many are configured.
+    """
+    spares = random.choice((0, 0, 0, 1, 1, 2))
+    surplus = random.choice((0, 0, 0, 0, 1, 2))
+    last = random.choice((0, 0, 1, 2))
+    return {"spares": min(spares, groups - 1), "surplus": surplus, "last_to_work": last if spares else 0}
 
 
 def shape_from(fields: dict[str, object]) -> Shape:

@@ -56,13 +56,15 @@ class World:
         self._serials: dict[tuple[Epoch, int, int], int] = {}
         self._stream_number = 0
         self.checkers = Checkers(self)
-        self.names = tuple(f"g{i}" for i in range(shape.groups))
+        self.names = tuple(f"g{i}" for i in range(shape.groups + shape.surplus))
         self.lighthouses = [Lighthouse(self, index) for index in range(shape.lighthouses)]
         self.incarnations = dict.fromkeys(self.names, 0)
         self.groups: dict[str, GroupProcess] = {}
-        for name in self.names[:-1]:
-            self.start_group(name)
-        self.clock.after(shape.late_s, self.start_group, self.names[-1])
+        late = self.names[shape.groups - 1]
+        for name in self.names:
+            if name != late:
+                self.start_group(name)
+        self.clock.after(shape.late_s, self.start_group, late)
 
     # ------------------------------------------------------------ what happens
 

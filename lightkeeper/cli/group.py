@@ -51,7 +51,12 @@ OPTIONS: dict[str, Any] = {
         "HOST:PORT[,...]",
     ),
     "job": _option(str, "--job", "Id of the job; jobs on one lighthouse do not meet.", "job"),
-    "groups": _option(int, "--groups", "Replica groups the job is configured for.", "1"),
+    "groups": _option(int, "--groups", "Replica groups the job is configured for, spares among them.", "1"),
+    "members": _option(int, "--members", "How many groups are to work: --groups less --spares.", "--groups"),
+    "spares": _option(int, "--spares", "Groups that compute nothing while the others are there.", "0"),
+    "role": _option(
+        str, "--role", "member; spare: the last to work; reserve: none of --groups, waits for a place.", "member"
+    ),
     "minimum": _option(int, "--minimum", "Fewest groups with which the job goes on.", "1"),
     "start_window_s": _option(
         float,

@@ -26,10 +26,19 @@ def command(
     lease_s: Annotated[
         float, typer.Option(help="Seconds of missed beats after which a group is held to be silent.")
     ] = 2.0,
+    admit_interval_s: Annotated[
+        float,
+        typer.Option(
+            help="For so many seconds after a planned change nobody else is taken in, then all that are ready."
+        ),
+    ] = 1.0,
 ) -> int:
     """Run the lighthouse: who is a member of which job, and of which epoch."""
     check_address(bind, "--bind")
     token = require_token(token_file)
     from lightkeeper.lighthouse.main import Options, run
 
-    return run(Options(bind=bind, token=token, log=log, run_folder=run_folder, lease_s=lease_s))
+    options = Options(
+        bind=bind, token=token, log=log, run_folder=run_folder, lease_s=lease_s, admit_interval_s=admit_interval_s
+    )
+    return run(options)

@@ -197,17 +197,19 @@ def test_groups_that_want_different_numbers_are_refused_by_name() -> None:
     world.arrive("g0")
     world.hello("g1", groups=2)
     assert world.reason("g1") == (
-        "g1 asks for 2 groups with a minimum of 2, but g0 for 3 with a minimum of 2; give all groups the same"
+        "g1 asks for 2 groups with a minimum of 2, but g0 for 3 groups with a minimum of 2; give all groups the same"
     )
     world.hello("g2", minimum=1)
     assert "g2 asks for 3 groups with a minimum of 1, but g0 for 3" in world.reason("g2")
+    world.hello("g2", spares=1)
+    assert "g2 asks for 3 groups, 1 of them spares, with a minimum of 2, but g0 for 3 groups" in world.reason("g2")
 
 
-@pytest.mark.parametrize(("groups", "minimum"), [(0, 1), (2, 3), (2, 0)])
-def test_numbers_that_make_no_sense_are_refused(groups: int, minimum: int) -> None:
+@pytest.mark.parametrize(("groups", "minimum", "spares"), [(0, 1, 0), (2, 3, 0), (2, 0, 0), (2, 1, 2)])
+def test_numbers_that_make_no_sense_are_refused(groups: int, minimum: int, spares: int) -> None:
     world = World()
-    world.hello("g0", groups=groups, minimum=minimum)
-    assert "1 <= minimum <= groups must hold" in world.reason("g0")
+    world.hello("g0", groups=groups, minimum=minimum, spares=spares)
+    assert "1 <= minimum <= groups and 0 <= spares < groups must hold" in world.reason("g0")
 
 
 def test_the_number_of_whoever_came_alone_and_went_binds_nobody() -> None:
@@ -239,23 +241,6 @@ def test_a_difference_of_many_names_is_cut_short() -> None:
     world.hello("g1")
     world.join("g1", {f"p{i}": "x" for i in range(50)})
     assert world.reason("g1").count(" is ") == 5 and world.reason("g1").endswith("and 46 more")
-
-
-def test_a_group_beyond_the_configured_number_is_refused() -> None:
-    world = World(groups=2)
-    world.hello("g0")
-    world.hello("g1")
-    world.hello("g2")
-    assert world.reason("g2") == "the job has its 2 groups (g0, g1) and does not know g2"
-
-
-def test_a_stranger_is_refused_while_the_job_runs() -> None:
-    world = World(groups=2)
-    world.start()
-    world.beat("g0", 7)
-    world.hello("g9")
-    assert world.reason("g9") == "the job has its 2 groups (g0, g1) and does not know g9"
-    assert world.newest.groups == ("g0", "g1") and not world.is_asked("g0")
 
 
 def test_messages_of_a_stream_that_was_replaced_have_no_effect() -> None:

@@ -31,6 +31,7 @@ class World:
         history: what the log knows; filled as the machine logs.
         lease_s: how long a silence is borne.
         term: the lighthouse's reign.
+        spares: how many of the groups are spares.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class World:
         history: JobHistory | None = None,
         lease_s: float = 2.0,
         term: Term = FIRST,
+        spares: int = 0,
     ) -> None:
-        self.now = 100.0
+        self.now, self.spares = 100.0, spares
         self.size, self.minimum, self.lease_s, self.term = groups, minimum, lease_s, term
         self.history = history or JobHistory()
         self.machine = JobMachine("job", term, self.history, Bounds(lease_s, BEAT_S), self.now)
@@ -108,7 +110,7 @@ class World:
         self._next += 1
         self.connections[speaker] = self._next
         self.speakers[self._next] = speaker
-        fields = {"groups": self.size, "minimum": self.minimum, **more}
+        fields = {"groups": self.size, "minimum": self.minimum, "spares": self.spares, **more}
         self.say(speaker, m.Hello("job", group, incarnation or f"{group}i1", f"{group}:1", **fields))
         if reads:
             self.acknowledge(*self.speakers.values())

@@ -304,6 +304,8 @@ def healing(o: dict[str, Any]) -> None:
             tally.busy = False
             (loss / step.total).backward()
             step.contribute("loss", loss.detach() / step.total)
+        if step.lead:
+            trace("leads", step.index)
         time.sleep(0 if step.live else o["replay_delay"])
         optimizer.step()
         if schedule is not None:

@@ -77,7 +77,7 @@ class Play:
     # ------------------------------------------------------------ commands
 
     def do_job(self, *words: str) -> None:
-        """``job g0 g1 g2 minimum=1 microbatches=6``: the job, with a lighthouse and nobody there yet."""
+        """``job g0 g1 g2 minimum=1 spares=1 microbatches=6``: the job, with a lighthouse and nobody there yet."""
         options = dict(word.split("=") for word in words if "=" in word)
         names = [word for word in words if "=" not in word]
         self.microbatches = int(options.pop("microbatches", 6))

@@ -22,8 +22,10 @@ def _numbers(numbers: Iterable[int]) -> str:
 
 
 def _groups(membership: Membership) -> str:
-    speeds = f" at {' '.join(map(str, membership.speeds))}" if membership.speeds else ""
-    return f"e{membership.epoch.number} of {' '.join(membership.groups)}{speeds}"
+    names = (f"({g})" if g in membership.spares else g for g in membership.groups)  # spares stand in brackets
+    unlike = len({speed for speed in membership.speeds if speed}) > 1
+    speeds = f" at {' '.join(map(str, membership.speeds))}" if unlike else ""
+    return f"e{membership.epoch.number} of {' '.join(names)}{speeds}"
 
 
 def _entry(entry: Entry | None) -> str:
@@ -104,6 +106,8 @@ def _note(note: Note) -> str | None:
         "build_failed",
         "waiting",
         "job_stopped",
+        "promoted",
+        "parked",
     ):
         return None
     fields = {name: value for name, value in note.fields.items() if name not in ("incarnation", "since_s")}
@@ -134,6 +138,7 @@ _WORDS: dict[type, Callable[[Any], str | None]] = {
     m.Fence: lambda fence: f"Fence: {fence.reason}",
     m.Stop: lambda stop: f"Stop: {stop.reason}",
     m.Waiting: lambda waiting: f"Waiting for {', '.join(waiting.whom)}: {waiting.why}",
+    m.Outside: lambda outside: f"Outside, {outside.why}" if outside.why else None,
     m.Stands: lambda stands: f"Stands: e{stands.epoch.number}",
     m.Copy: lambda copy: "Copy no more" if copy.step == m.RELEASE else f"Copy before step {copy.step}",
     m.Heal: lambda heal: f"Heal before step {heal.step} from {' '.join(d.group for d in heal.donors)}",

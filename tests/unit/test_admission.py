@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lightkeeper.lighthouse.admission import View, refusal
+from lightkeeper.lighthouse.admission import PARKED_MAX, View, refusal
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.messages import Beat, Hello, Join, Stop
 from lightkeeper.lighthouse.names import Epoch, Member, Membership, Term
@@ -55,7 +55,8 @@ CASES = [
     ("another run of it is silent on its stream", [known("g0", silent_s=3)], None, None, None),
     ("another run of it is gone", [known("g0", gone=True)], None, None, None),
     ("the same run returns", [known("g0", "new", connected=False)], None, None, None),
-    ("the job is full", [known("g1"), known("g2")], None, r"has its 2 groups \(g1, g2\) and does not know g0", False),
+    ("the job is full: it is parked", [known("g1"), known("g2")], None, None, None),
+    ("too many are parked", [known(f"p{i}") for i in range(2 + PARKED_MAX)], None, "2 groups, and 1000 are park", True),
     ("the job was full", [known("g1"), known("g2", gone=True)], None, None, None),
     ("the job runs without it: it joins", [known("g1")], epoch_of("g1"), None, None),
     ("the members are not back yet", [known("g1", connected=False)], epoch_of("g1"), "have not been heard yet", True),

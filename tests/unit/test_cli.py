@@ -75,7 +75,7 @@ def test_lighthouse_options_arrive(handed: list[object], tmp_path: Path) -> None
     file = tmp_path / "token"
     file.write_text("from-file\n")
     words = f"lighthouse --bind [::1]:0 --token-file {file} --log {tmp_path}/log --run-folder {tmp_path}/run"
-    assert run([*words.split(), "--lease-s", "3.5"]) == 7
+    assert run([*words.split(), "--lease-s", "3.5", "--admit-interval-s", "0.5"]) == 7
     (options,) = handed
     assert vars(options) == {
         "bind": "[::1]:0",
@@ -83,6 +83,7 @@ def test_lighthouse_options_arrive(handed: list[object], tmp_path: Path) -> None
         "log": tmp_path / "log",
         "run_folder": tmp_path / "run",
         "lease_s": 3.5,
+        "admit_interval_s": 0.5,
     }
 
 
@@ -151,7 +152,7 @@ def test_every_setting_is_an_option_of_launch() -> None:
 
     from lightkeeper.cli import launch, manager
 
-    named = {field.name for field in fields(Settings)} - {"token"}
+    named = {field.name for field in fields(Settings)} - {"token"} | {"members"}  # which is groups less spares
     assert set(signature(launch.command).parameters) - {"script", "token_file", "restarts", "warm"} == named
     assert set(signature(manager.command).parameters) - {"token_file"} == named
 

@@ -69,6 +69,7 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "what": "w",
         "count": 2,
         "pause_s": 0.002,
+        "why": "w",
         "bytes": 10,
         "seconds": 0.5,
     }

@@ -362,6 +362,12 @@ def test_a_lease_that_makes_no_sense_gives_one_line(lease_s: float) -> None:
         run(Options("127.0.0.1:0", TOKEN, lease_s=lease_s))
 
 
+@pytest.mark.parametrize("interval_s", [-1.0, 1e9, float("nan")])
+def test_an_interval_that_makes_no_sense_gives_one_line(interval_s: float) -> None:
+    with pytest.raises(UsageError, match=r"--admit-interval-s .*: give 0 to 3600 seconds"):
+        run(Options("127.0.0.1:0", TOKEN, admit_interval_s=interval_s))
+
+
 def test_a_held_log_is_wrong_input_in_one_line(tmp_path: Path) -> None:
     log = LighthouseLog(tmp_path)
     with pytest.raises(UsageError, match="another lighthouse holds the log"):

@@ -14,6 +14,7 @@ from lightkeeper.manager.settings import PREFIX, Settings, read_settings, read_t
 
 GOOD: dict[str, Any] = {
     "lighthouse": "lh.example:1234", "job": "run-7_a.b", "group": "g5", "groups": 9, "minimum": 2,
+    "spares": 1, "role": "spare",
     "start_window_s": 3.5, "ranks": 4, "token": "secret", "run_folder": "/tmp/run",
     "outage_budget_s": 12.5, "host": "10.0.0.7", "bucket_mb": 0.5, "history_mb": 7.5,
     "fingerprint_every": 10, "nnodes": 2, "node_rank": 1, "manager": "n0.example:29500",
@@ -57,6 +58,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("minimum", 0, "1 <= minimum <= groups must hold"),
     ("minimum", 2, "minimum 2 of 1 groups"),
     ("groups", 0, "1 <= minimum <= groups must hold"),
+    ("spares", 1, "1 spares of 1 groups: 0 <= spares < groups must hold"),
+    ("spares", -1, "0 <= spares < groups must hold"),
+    ("role", "bench", "role 'bench': give member, spare or reserve"),
     ("ranks", 0, "ranks 0: a group has at least one rank"),
     ("nnodes", 0, "nnodes 0: give 1 to 10000 nodes"),
     ("nnodes", 3, "each has as many of the group's 1 ranks"),
@@ -92,8 +96,31 @@ def test_a_bad_value_gives_one_line(name: str, value: Any, line: str) -> None:
         assert line in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("where", ["arguments", "environment"])
+def test_members_and_spares_are_the_groups(where: str) -> None:
+    given = {"members": 4, "spares": 1}
+    environment = {PREFIX + name.upper(): str(value) for name, value in given.items()}
+    read = read_settings({}, **given) if where == "arguments" else read_settings(environment)
+    assert (read.groups, read.spares) == (5, 1)
+    assert read_settings({**environment, **read.to_environment()}) == read, "as a child of a launcher reads it"
+    assert read_settings(environment, members=2).groups == 3
+    with pytest.raises(UsageError, match="4 members and 1 spares, and 4 groups: groups are members and spares"):
+        read_settings(environment, groups=4)
+
+
 @pytest.mark.parametrize(
-    "name", ["groups", "minimum", "ranks", "outage_budget_s", "bucket_mb", "start_window_s", "fingerprint_every"]
+    "name",
+    [
+        "groups",
+        "members",
+        "spares",
+        "minimum",
+        "ranks",
+        "outage_budget_s",
+        "bucket_mb",
+        "start_window_s",
+        "fingerprint_every",
+    ],
 )
 @pytest.mark.parametrize("value", ["", "many", "1,5"])
 def test_what_is_not_a_number_is_named_with_its_variable(name: str, value: str) -> None:
