@@ -108,6 +108,7 @@ class ShareLoader(Watcher):
     ) -> None:
         prefetch = max(8, 2 * workers) if prefetch is None else prefetch
         _check(workers, prefetch, context, pin_memory)
+        _check_fits(dataset, sampler)
         self._manager, self._sampler = manager, sampler
         self._part = _part_of(part, sampler, manager)
         self._schedule = _schedule_of(sampler, manager)
@@ -183,7 +184,8 @@ class ShareLoader(Watcher):
     # ------------------------------------------------------------ what the manager tells
 
     def begins(self, index: int) -> None:
-        """A step begins: the membership may have changed."""
+        """A step begins: the membership may have changed; and what was handed out before it is wanted again in it."""
+        self._taken.clear()
         self._look_ahead(index)
 
     def dealt(self) -> None:
@@ -191,10 +193,12 @@ class ShareLoader(Watcher):
         self._look_ahead(self._at)
 
     def feared(self) -> None:
-        """What may fall to this group is made before what it will want later."""
+        """What may fall to this group is made before what it will want later.
+
+        In a thread of its own: the sampler is the user's, and a pipe may be full, and whoever calls this has to listen.
+        """
         if self.workers is not None:
-            with self._changed:
-                self._expect()
+            threading.Thread(target=self._expect_anew, name="data feared", daemon=True).start()
 
     # ------------------------------------------------------------ reading ahead
 
@@ -220,6 +224,11 @@ class ShareLoader(Watcher):
             return self._manager.expected_share(step)
         assert self._schedule is not None
         return tuple(range(after + 1, self._schedule.of(step)))
+
+    def _expect_anew(self) -> None:
+        with self._changed:
+            if not self._closed:
+                self._expect()
 
     def _expect(self) -> None:
         """With the lock: hands the wishes on, and work to the idle."""
@@ -317,6 +326,15 @@ def _check(workers: int, prefetch: int, context: str, pin_memory: bool) -> None:
         raise UsageError(f"context {context!r}: one of {', '.join(CONTEXTS)}")
     if pin_memory and not torch.accelerator.is_available():
         raise UsageError("pin_memory needs an accelerator, and torch sees none here")
+
+
+def _check_fits(dataset: Any, sampler: Sampler) -> None:
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
+        raise UsageError(f"a {type(dataset).__name__} has no __getitem__: StreamLoader reads iterable sources")
+    if not callable(sampler):
+        raise UsageError(f"a {type(sampler).__name__} cannot be asked for (step, microbatch): give a DealtSampler")
+    if isinstance(sampler, DealtSampler) and hasattr(dataset, "__len__") and len(dataset) != sampler.n:
+        raise UsageError(f"the sampler deals {sampler.n} samples, the data set has {len(dataset)}")
 
 
 def _part_of(part: tuple[int, int] | None, sampler: Sampler, manager: Manager | None) -> tuple[int, int]:

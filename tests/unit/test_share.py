@@ -164,6 +164,15 @@ def test_own_shares_are_read_ahead_within_the_bound_and_replanned() -> None:
         assert loader.batch(6, 9).tolist() == [609], "nobody foresaw it: made all the same"
 
 
+def test_what_was_asked_for_before_the_step_is_made_anew_ahead_of_the_loop() -> None:
+    """A token count that the loss is divided by is reduced when the step starts, and needs the batches."""
+    manager = Planned({5: (0, 1)})
+    with ShareLoader(Odd(), InOrder(1, 100), manager, workers=1, prefetch=2) as loader:
+        assert [loader.batch(5, k).tolist() for k in (0, 1)] == [[500], [501]]
+        loader.begins(5)
+        until(lambda: ready(loader) == [(5, 0), (5, 1)], "both again")
+
+
 def test_when_a_peer_is_suspected_its_share_is_made_before_what_is_wanted_later() -> None:
     manager = Planned({5: (0, 1), 6: (0, 1)})
     with ShareLoader(Odd(), InOrder(1, 100), manager, workers=2, prefetch=4) as loader:
@@ -270,6 +279,9 @@ def test_a_batch_that_does_not_come_is_waited_for_so_long(tmp_path: Path) -> Non
         ({"part": (2, 2)}, "part"),
         ({"sampler": DealtSampler(9, 4, 1, world_size=2), "part": (0, 2)}, "splits each microbatch by 2 already"),
         ({"sampler": InOrder(1, 1), "manager": None}, "without a manager"),
+        ({"sampler": [0, 1, 2]}, "a list cannot be asked for"),
+        ({"dataset": iter([1, 2])}, "a list_iterator has no __getitem__: StreamLoader"),
+        ({"dataset": [1, 2], "sampler": DealtSampler(3, 1, 1)}, "deals 3 samples, the data set has 2"),
     ],
 )
 def test_bad_arguments_are_told(over: dict[str, Any], says: str) -> None:
