@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import re
+import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -199,7 +202,7 @@ def test_streams_with_states_over_joins_leaves_and_a_ramp(job: Job) -> None:
     job.wait_for(schema.Committed, group="g2", step=job.wait_for(schema.Rejoined, group="g2").step + 4)
     (job.folder / "leave-g1").touch()
     job.wait("g1")
-    os.kill(job.trainers["g2"].pid or 0, 9)
+    os.kill(job.trainers["g2"].pid or 0, signal.SIGKILL)
     job.wait("g2")
     job.hurry()
     facts = job.finish()
@@ -207,6 +210,34 @@ def test_streams_with_states_over_joins_leaves_and_a_ramp(job: Job) -> None:
     assert [len(members) for members in facts.members][:3] == [1, 2, 3]
     check_items(facts, 60, [3, 6, 1, 5])
     assert re.search(r"[1-9]\d* states loaded", facts.said["g1"]) and "would spare" not in facts.said["g1"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("loop", ["share", "stream"])
+def test_kills_at_random_moments_lose_no_sample(job: Job, loop: str) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    o: dict[str, Any] = {"loop": loop, "samples": 211, "size": 2, "microbatches": [7, 4, 9], "delay": 0.04}
+    o |= {"hurry": str(job.folder / "hurry")}
+    job.heal_options = {"steps": 400, **o}
+    job.start_all(3, **job.heal_options)
+    newest = {group: job.trainers[group] for group in names(3)}
+    step = 0
+    for victim in chance.sample(["g1", "g2", "g1", "g2"], 3):  # who dies oftener is held back for longer
+        job.wait_for(schema.Committed, group="g0", step=step + chance.randrange(2, 6))
+        time.sleep(chance.random() * 0.1)  # any moment of a step will do
+        os.kill(newest[victim].pid or 0, signal.SIGKILL)
+        newest[victim] = job.return_of(victim)
+        step = job.wait_for(schema.Rejoined, 40, group=victim, pid=newest[victim].pid).step
+    job.hurry()
+    facts = job.finish(within_s=60)
+    assert all(facts.codes[process.name] == 0 for process in newest.values()) and len(facts.all(schema.Rejoined)) == 3
+    if loop == "stream":
+        check_items(facts, 400, [7, 4, 9])
+    else:
+        check_passes(check_samples(facts, 400, **o), 211)
 
 
 # ---------------------------------------------------------------- groups of several ranks
