@@ -68,6 +68,7 @@ class Vote(Message, frozen=True, kw_only=True):
         next_total: microbatches of the step after it; 0 if the run ends there.
         activates: number of the prepared epoch whose ready flag every member carries in this entry, 0 if none.
         error: why it failed.
+        echo: whether it failed in another rank of this group, which says so itself.
         suspects: groups whose connection broke; the own group if it failed here and no connection broke.
     """
 
@@ -81,6 +82,7 @@ class Vote(Message, frozen=True, kw_only=True):
     suspects: tuple[str, ...] = ()
     entry: tuple[int, int, str] | None = None
     torn: bool = False
+    echo: bool = False
 
 
 class Built(Message, frozen=True, kw_only=True):

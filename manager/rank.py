@@ -38,7 +38,7 @@ from lightkeeper.manager.sync import GradientSync, Sync
 from lightkeeper.manager.transfer.client import TransferFailed
 from lightkeeper.manager.usererrors import report_exceptions
 from lightkeeper.manager.watch import Watcher, feared_share, probable_share
-from lightkeeper.manager.within import Within, place_of
+from lightkeeper.manager.within import NotTogether, Within, place_of
 from lightkeeper.words import say
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ class Rank:
         assert self._plan is not None and self._reducer is not None
         members = self._plan.members
         suspects = tuple(members[slot] for slot in getattr(error, "suspects", ()) if slot < len(members))
-        if not suspects and isinstance(error, GroupFailed) and error.aborted is None and not error.waited:
+        echo = isinstance(error, NotTogether)
+        if not suspects and not echo and isinstance(error, GroupFailed) and error.aborted is None and not error.waited:
             suspects = (self.settings.group,)  # it failed here, and nobody's connection broke
         self._record.failed()
         self._fear(suspects)
@@ -162,6 +163,7 @@ class Rank:
             attempt=self._attempt,
             error=str(error),
             suspects=suspects,
+            echo=echo,
         )
 
     def _call(self, vote: local.Vote) -> local.Answer | None:
@@ -257,7 +259,7 @@ class Rank:
         if failure is not None:
             raise failure
         if not together:
-            raise GroupFailed(f"another rank of this group does not go on in epoch {self._plan.epoch}")
+            raise NotTogether(f"another rank of this group does not go on in epoch {self._plan.epoch}")
         if self._before.reduced(self.page.step, self._plan.epoch):
             self._before.add_up(self._within)
             self._reducer.keep(self._before.values or {})

@@ -122,7 +122,7 @@ class Step:
         return self._manager.before()
 
     def agree(self, name: str, value: torch.Tensor | float) -> None:
-        """Gives this group's value of an extra that was declared as agreed; `reduced` has the lowest slot's.
+        """Gives this group's value of an extra that was declared as agreed; `reduced` has the lowest slot's (rank 0's).
 
         Every group calls it in every step, before the inner loop or in it: its value is part of the entry, and which
         group has the lowest slot may change until the entry is reduced. Where the step is replayed it has no effect.

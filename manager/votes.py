@@ -46,6 +46,8 @@ class Votes(Joins):
             suspects=vote.suspects, error=vote.error,
         )  # fmt: skip
         actions: list[Action] = [Note(note)]
+        if vote.echo:
+            return actions  # the rank where it failed names who is to blame
         if self.failed_epoch != vote.epoch and self.promised <= vote.epoch:
             self.failed_epoch = vote.epoch
             self.suspects, self.failure = vote.suspects, briefly(vote.error)  # the note has all of it

@@ -33,6 +33,10 @@ class Apart(ToldError):
     """This rank lost its connection to the other ranks of its group, most likely because one of them is gone."""
 
 
+class NotTogether(GroupFailed):
+    """Another rank of this group cannot go on in an epoch, or knows a newer one."""
+
+
 def place_of(given: tuple[int, int] | DeviceMesh | None, rank: int, ranks: int) -> Place:
     """The rank's place.
 

@@ -94,3 +94,13 @@ def test_a_group_of_one_rank_has_no_victims() -> None:
     world.start()
     world.rank_says(0, broken())
     assert world.said(m.Died)[0].error is not None and len(world.events) == 1
+
+
+def test_a_rank_that_does_not_go_on_because_another_failed_blames_nobody() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.vote(0, "failed", 0, at=1, error="another rank of this group does not go on", echo=True)
+    assert not world.said(m.Failed)
+    world.vote(1, "failed", 0, at=1, error="reset by peer", suspects=("g2",))
+    (failed,) = world.said(m.Failed)
+    assert failed.suspects == ("g2",) and [event.rank for event in world.events] == [0, 1]

@@ -28,8 +28,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import lightkeeper
-from lightkeeper.manager import randomness
+from lightkeeper.manager import joining, randomness
 from lightkeeper.manager.groups import GroupFailed
+from lightkeeper.manager.transfer.client import TransferFailed
 
 SHAPE = (4, 4, 8)  # samples, their length, width
 DEFAULTS: dict[str, Any] = {"layout": "fsdp", "sync": "every", "clip": 1.0, "parts": 2, "linger": 0.0}
@@ -161,6 +162,21 @@ def fail_take(manager: Any, step: int, trace: loops.Trace) -> None:
     manager._epochs.take = take
 
 
+def lose_entry(step: int, trace: loops.Trace) -> None:
+    """From this step on this rank finds no entry at any donor, once, while the others do."""
+    real = joining.Joiner.next_entry
+    lost: list[int] = []
+
+    def next_entry(joiner: Any, after: Any, reducer: Any, wait_s: float) -> Any:
+        if after.step >= step and not lost:
+            lost.append(after.step)
+            trace("lost", after.step)
+            raise TransferFailed("made to find nothing")
+        return real(joiner, after, reducer, wait_s)
+
+    joining.Joiner.next_entry = next_entry  # type: ignore[method-assign]
+
+
 def train(o: dict[str, Any]) -> None:
     """The user's loop of a sharded group."""
     o = {**DEFAULTS, **o}
@@ -169,15 +185,20 @@ def train(o: dict[str, Any]) -> None:
     manager = lightkeeper.Manager(
         model, optimizer, seed=o["seed"], extras={"loss": (), "samples": ((), torch.int64)}, place=place, sync=o["sync"]
     )
+    manager.extra("counted", dtype=torch.int64, before=lambda step, k: SHAPE[0] // manager.place.count)
+    manager.extra("word", agreed=True)
     behaviour = loops.Behaviour(o["behave"] if manager.rank == o.get("rank", 0) else "", manager, optimizer, trace)
     behaviour.heal_faults(o)
     if "fail-take" in behaviour.words:
         fail_take(manager, behaviour.words.pop("fail-take"), trace)
+    if "lose-entry" in behaviour.words:
+        lose_entry(behaviour.words["lose-entry"], trace)
     here = manager.place
     trace("place", here.index, here.count)
     for step in manager.steps(until=o["steps"], microbatches=loops.per_step(o["microbatches"])):
         trace("begins", step.index, step.live, step.lead)
         behaviour.step_begins(step, model)
+        step.agree("word", 10 * step.index + manager.rank)
         optimizer.zero_grad()
         for k in step.microbatches():
             trace("forward", step.index, k)
@@ -189,6 +210,7 @@ def train(o: dict[str, Any]) -> None:
             step.contribute("samples", len(x))
         norm = lightkeeper.clip_grad_norm_(model.parameters(), o["clip"]) if o["clip"] else torch.zeros(())
         optimizer.step()
+        assert int(step.before["counted"]) == step.total * SHAPE[0] and step.reduced["word"] == 10 * step.index
         trace.applied(step.index, model, optimizer, float(step.reduced["loss"]), digest)
         trace("norm", step.index, norm.item(), int(step.reduced["samples"]))
     last = weights(model)

@@ -107,8 +107,8 @@ def one_rank_dies(job: Job, kind: str, phase: str, **options: Any):
     assert {len(facts.all(schema.Committed, group="g1", rank=rank)) for rank in (0, 1)} == {AT}
     first = facts.epochs[-1].first_step
     assert first == AT or phase == "vote"
-    further = {e.further for e in facts.all(schema.Recovered, step=first, group="g0")}
-    assert further == {(3, 4, 5)}, "both ranks of g0 compute what g1 had"
+    (further,) = {e.further for e in facts.all(schema.Recovered, step=first, group="g0")}
+    assert {3, 4, 5} <= set(further), "both ranks of g0 compute what g1 had"
     return facts
 
 
