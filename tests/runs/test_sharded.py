@@ -150,6 +150,23 @@ def test_averages_of_data_parallel_ranks_are_made_after_the_last_microbatch_alon
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("second", ["recover", "before", "reduce", "vote"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_dies_while_the_ranks_of_the_others_recover(job: Job, gold, second: str, rank: int) -> None:
+    """Ranks of one group may be told of different epochs; they compute what they inherit in one of them, together."""
+    job.settings["groups"] = 3
+    job.start_lighthouse()
+    for group in ("g0", "g1", "g2"):
+        job.start_ranks(group, fault=f"kill:g1/1:reduce:{AT},kill:g2/{rank}:{second}:{AT}", steps=10)
+    facts = job.finish()
+    check(facts, 10, 2, {"g0"})
+    assert facts.lost.keys() == {"g1", "g2"} and facts.members[-1] == ("g0",)
+    assert {(e.group, e.phase) for e in facts.all(schema.FaultInjected)} >= {("g2", second)}
+    assert not facts.all(schema.UserError) and facts.codes["g1"] == facts.codes["g2"] == 137
+    near(facts, gold(loop="sharded-gold", steps=10, parts=2), "g0.1", SAMPLES)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("layout", "victim"), [("hsdp", 2), ("fsdp-tp", 1)])
 def test_two_groups_of_four(job: Job, gold, layout: str, victim: int) -> None:
     killed_and_healed(job, gold, layout, victim)
