@@ -150,6 +150,23 @@ def test_averages_of_data_parallel_ranks_are_made_after_the_last_microbatch_alon
 
 
 @pytest.mark.long
+def test_a_joiners_ranks_take_a_fresh_copy_together_though_one_of_them_has_the_next_entry(job: Job, gold) -> None:
+    given = start(job, 2, "fsdp", f"kill:g1/0:reduce:{AT}", steps=40)
+    job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1")
+    job.start_ranks("g1", **given, behave=f"lose-entry:{AT + 4}", rank=1)
+    for rank in (0, 1):
+        job.wait_for(schema.Rejoined, group="g1", rank=rank)
+    job.hurry()
+    facts = job.finish()
+    check(facts, 40, 2, {"g0", "g1-again"})
+    assert len(facts.traces["g1-again.1"].all("lost")) == 1
+    healed = {rank: [e.step for e in facts.all(schema.Healed, rank=rank)] for rank in (0, 1)}
+    assert healed[0] == healed[1] and len(healed[0]) == 2, "both take the second copy, from one boundary"
+    assert not facts.all(schema.JobStopped, ok=False) and len(facts.lost) == 1
+    near(facts, gold(loop="sharded-gold", steps=40, parts=2), "g1-again.0", SAMPLES)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("second", ["recover", "before", "reduce", "vote"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_dies_while_the_ranks_of_the_others_recover(job: Job, gold, second: str, rank: int) -> None:
