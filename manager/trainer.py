@@ -72,7 +72,8 @@ class Manager(Follower):
             shape: its shape; () is a number.
             dtype: float32 or float64 (summed in float64), or int64 (exact while the sum is below 2**53).
             before: makes it one that is reduced when the step starts: what a microbatch (of several ranks: this rank's
-                place in it) adds to it, a function of step and microbatch that gives the same in every group. Its sum over all microbatches is `step.before[name]`.
+                place in it) adds to it, a function of step and microbatch that gives the same in every group. Its sum
+                over all microbatches is `step.before[name]`.
             agreed: makes it the lowest slot's value, as given to `step.agree`.
 
         Raises:
