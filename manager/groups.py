@@ -24,7 +24,7 @@ class GroupFailed(RuntimeError):
             peer's death.
         suspects: Slots whose connection to this one broke and that are gone, else the one whose broke first.
         aborted: The reason given to `abort()`, or None if nobody aborted.
-        waited: True if nothing broke, and the others did not come in time.
+        waited: True if nothing broke here: the others did not come in time, or what failed did so in another rank.
     """
 
     def __init__(

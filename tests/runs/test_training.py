@@ -64,6 +64,17 @@ def test_a_value_that_some_have_and_others_not_is_given_to_the_others(job: Job, 
 
 
 @pytest.mark.long
+def test_an_exception_in_what_counts_is_the_groups_own(job: Job) -> None:
+    job.start_all(3, only={"g2": {"behave": f"raise-counting:{AT}"}}, **TOKENS)
+    facts = job.finish()
+    facts.check(STEPS, {"g0", "g1"}, {"g2": 1})
+    error = facts.one(schema.UserError)
+    assert (error.group, error.step, error.type) == ("g2", AT, "ValueError") and "training.py" in error.traceback
+    assert facts.lost.keys() == {"g2"} and "a bug in what counts" in facts.lost["g2"].cause
+    check_tokens(facts, {"g0", "g1"})
+
+
+@pytest.mark.long
 def test_a_group_that_fails_in_it_alone_costs_an_epoch_and_nobody(job: Job) -> None:
     only = {"g1": {"behave": f"fail-after-before:{AT} await:0"}}
     job.start_all(3, only=only, **TOKENS)

@@ -154,6 +154,8 @@ def training(o: dict[str, Any]) -> None:
 
         def count(step: int, k: int) -> int:
             trace("counted", step, k)
+            if f"raise-counting:{step}" in o["behave"].split():
+                raise ValueError("a bug in what counts")
             return t.tokens(step, k)
 
         manager.extra("tokens", dtype=torch.int64, before=count)
