@@ -147,8 +147,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "activation spoken of before it is logged",
         "lighthouse/changes",
-        "actions: list[Action] = [Activated(membership), self._activated_note()]",
-        "actions: list[Action] = [self._activated_note()]",
+        "actions: list[Action] = [Activated(membership), self._activated_note(), *promotions]",
+        "actions: list[Action] = [self._activated_note(), *promotions]",
     ),
     Mutant(
         "promised numbers forgotten with the log",
