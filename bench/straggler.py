@@ -19,7 +19,7 @@ from lightkeeper.lighthouse.names import EVEN
 
 GROUPS = 4
 MICROBATCHES = 24
-MICROBATCH_S = 0.05
+MICROBATCH_S = 0.08
 GRADIENT_MB = 4.0
 SLOW = "g2"
 MEASURED = 20  # the last so many steps
@@ -41,7 +41,7 @@ class Run:
     shares: dict[str, int] = field(default_factory=dict)
 
 
-def run(speed: float = 0.7, steps: float = 70) -> dict[str, Any]:
+def run(speed: float = 0.7, steps: float = 56) -> dict[str, Any]:
     """Four groups with timed compute: all alike; one slower and work dealt evenly; the same and dealt by speed.
 
     Args:

@@ -181,6 +181,7 @@ def test_sigterm_before_the_group_is_a_member(job: Job) -> None:
     job.start_lighthouse()
     launcher = job.launch("g0", steps=STEPS)
     job.start("g1", steps=STEPS)
+    job.wait_for(schema.ProcessStarted, process="manager g0", within_s=60)
     job.wait_for(schema.Joined, group="g1", within_s=60)
     os.kill(job.trainers["g1"].pid or 0, signal.SIGTERM)  # its rank waits for the first epoch
     launcher.send_signal(signal.SIGTERM)  # this one's rank may still import torch
@@ -194,11 +195,12 @@ def test_sigterm_before_the_group_is_a_member(job: Job) -> None:
 
 
 def test_drain_by_an_operator(job: Job) -> None:
-    job.start_all(3, steps=STEPS, delay=0.02)
+    steps = 150  # so that the command, which takes seconds to start on a busy machine, comes in time
+    job.start_all(3, steps=steps, delay=0.03)
     job.wait_for(schema.Committed, group="g1", step=3, within_s=60)
     done = job.command("drain", "g2", "--lighthouse", job.lighthouse, "--deadline", "30")
     facts = job.finish()
-    step = in_good_order(facts, "g2", {"g0", "g1"})
+    step = in_good_order(facts, "g2", {"g0", "g1"}, steps)
     assert done.returncode == 0, done
     assert done.stdout.splitlines()[-1].startswith(f"g2 left before step {step}: drained by ")
     assert facts.one(schema.OperatorDrained, group="g2").deadline_s == 30.0
@@ -215,7 +217,7 @@ def test_drain_of_a_group_that_does_not_make_it(job: Job) -> None:
 
 
 def test_drain_of_who_is_not_there_and_at_nobody(job: Job) -> None:
-    job.start_all(1, steps=STEPS, delay=0.02)
+    job.start_all(1, steps=10_000, delay=0.02)  # it goes on until it is drained
     job.wait_for(schema.Committed, group="g0", step=1, within_s=60)
     done = job.command("drain", "g7", "--lighthouse", job.lighthouse)
     assert done.returncode == 1 and "has no group g7 here; it has g0" in done.stderr
