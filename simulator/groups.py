@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Membership
 from lightkeeper.lighthouse.spares import MEMBER, RESERVE, SPARE
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import AskMembers, End, Kill, Note, Tell, ToRanks
+from lightkeeper.manager.folding import Said
 from lightkeeper.manager.machine import GroupMachine, RankView
 from lightkeeper.manager.progress import STANDING
 from lightkeeper.manager.settings import Settings
@@ -17,6 +18,7 @@ from lightkeeper.manager.standing import Word
 from lightkeeper.simulator.clock import Process
 from lightkeeper.simulator.followers import Follower
 from lightkeeper.simulator.network import Stream
+from lightkeeper.simulator.nodes import Node
 
 if TYPE_CHECKING:
     from lightkeeper.simulator.shape import Shape
@@ -59,6 +61,8 @@ class GroupProcess(Process):
         self._heard = False
         self._stopped_since: dict[int, float] = {}
         self.ranks = [Follower(self, index) for index in range(shape.ranks)]
+        size = self.settings.ranks_per_node
+        self.nodes = [Node(self, i, range(i * size, (i + 1) * size)) for i in range(shape.nodes)]
         clock = self.clock
         clock.after(clock.uniform(0.0, 0.2), self._connect)
         clock.after(clock.uniform(0.0, 0.2), self._tick)
@@ -128,15 +132,29 @@ class GroupProcess(Process):
 
     def from_rank(self, index: int, message: local.FromRank) -> None:
         """What a rank says."""
-        if self.alive and not self.sleeps(self.from_rank, index, message):
+        if len(self.nodes) > 1:
+            self._node_of(index).takes(index, message)
+        elif self.alive and not self.sleeps(self.from_rank, index, message):
             self.act(self.machine.rank_says(index, message, self.now))
 
-    def rank_ended(self, index: int, code: int) -> None:
-        """A rank's process is gone; its manager sees that in a moment."""
-        self.clock.after(self.clock.uniform(*SEES_EXIT_S), self._sees_exit, index, code)
+    def ranks_say(self, said: list[Said]) -> None:
+        """What ranks of a node said."""
+        if self.alive and not self.sleeps(self.ranks_say, said):
+            for one in said:
+                for index in one.ranks:
+                    self.act(self.machine.rank_says(index, cast(local.FromRank, one.message), self.now))
 
-    def _sees_exit(self, index: int, code: int) -> None:
-        if self.alive and not self.sleeps(self._sees_exit, index, code):
+    def _node_of(self, index: int) -> Node:
+        return self.nodes[index // self.settings.ranks_per_node]
+
+    def rank_ended(self, index: int, code: int) -> None:
+        """A rank's process is gone; its manager, or its node's agent, sees that in a moment."""
+        told = self.hear_exit if len(self.nodes) == 1 else self._node_of(index).sees_exit
+        self.clock.after(self.clock.uniform(*SEES_EXIT_S), told, index, code)
+
+    def hear_exit(self, index: int, code: int) -> None:
+        """The manager sees, or is told, that a rank's process is gone."""
+        if self.alive and not self.sleeps(self.hear_exit, index, code):
             rank = self.ranks[index]
             self.act(self.machine.rank_ended(index, code, RankView(rank.phase, rank.step, 0.0, 0.0), self.now))
 
@@ -144,16 +162,16 @@ class GroupProcess(Process):
 
     def act(self, actions: list[Any]) -> None:
         """Carries out what the machine decided."""
-        clock = self.clock
         for action in actions:
             if isinstance(action, Tell):
                 if self.stream is not None:
                     self.stream.up.send(action.message)
             elif isinstance(action, ToRanks):
                 for rank in self.ranks if action.rank is None else (self.ranks[action.rank],):
-                    if rank.alive:
-                        rank.last_push_s = max(rank.last_push_s, clock.now + clock.uniform(*PUSH_S))
-                        clock.at(rank.last_push_s, rank.receive, action.message)
+                    if rank.alive and len(self.nodes) > 1:
+                        self._node_of(rank.index).tell(rank, action.message)
+                    elif rank.alive:
+                        self.push(rank, action.message)
             elif isinstance(action, Kill):
                 for rank in self.ranks:
                     rank.die(-9)
@@ -164,6 +182,11 @@ class GroupProcess(Process):
             elif isinstance(action, Note) and self.world.traces:
                 self.world.say(f"{self.incarnation}: {action.event}")
         self.world.checkers.obeyed(self)
+
+    def push(self, rank: Follower, message: local.ToRank) -> None:
+        """Something comes over a rank's socket."""
+        rank.last_push_s = max(rank.last_push_s, self.clock.now + self.clock.uniform(*PUSH_S))
+        self.clock.at(rank.last_push_s, rank.receive, message)
 
     def _ask_members(self, membership: Membership) -> None:
         """Each member's manager says its word by itself; all of them are in after a while, or missing."""
@@ -294,7 +317,7 @@ def role_of(number: int, shape: Shape) -> str:
 def settings_for(group: str, shape: Shape) -> Settings:
     """What a group is told."""
     return Settings(
-        group=group, groups=shape.groups, minimum=shape.minimum, ranks=shape.ranks, token="t",
+        group=group, groups=shape.groups, minimum=shape.minimum, ranks=shape.ranks, nnodes=shape.nodes, token="t",
         outage_budget_s=shape.budget_s, start_window_s=shape.start_window_s,
         deal="speed" if shape.by_speed else "even",
         spares=shape.spares,

@@ -15,6 +15,7 @@ class Shape:
     Attributes:
         groups: configured groups.
         ranks: of each group.
+        nodes: of each group, each with as many of its ranks; not drawn.
         minimum: fewest groups with which the job goes on.
         lighthouses: length of the managers' address list; each has a disk of its own.
         until: steps of the run.
@@ -43,6 +44,7 @@ class Shape:
 
     groups: int = 3
     ranks: int = 1
+    nodes: int = 1
     minimum: int = 1
     lighthouses: int = 1
     until: int = 40
