@@ -86,6 +86,12 @@ class GroupProcess(Process):
         self.act(self.machine.connected(self.now, self.place))
 
     @property
+    def dismissed(self) -> bool:
+        """Whether it had asked to leave and is let go of while the others wait: it ends, and the run does not."""
+        stopped = self.machine.stopped
+        return stopped is not None and stopped.ok and stopped.reason.startswith("asked to leave")
+
+    @property
     def place(self) -> int:
         """Of the lighthouse in the list, from 1; 0 if there is no other (manager/addresses.py)."""
         return self._address + 1 if self.world.shape.lighthouses > 1 else 0

@@ -323,7 +323,7 @@ class Rank(Process):
     def stop(self, answer: local.Answer) -> None:
         """The job ends."""
         assert answer.verdict == "stop", f"{self.name} is answered {answer.verdict}"
-        if answer.ok and self.step == self.world.shape.until:
+        if answer.ok and self.step == self.world.shape.until and not self.group.dismissed:
             self.world.checkers.finished(self)
         self._exit(0 if answer.ok else exits.STOPPED)
 

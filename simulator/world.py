@@ -98,10 +98,9 @@ class World:
 
     def ended(self, process: GroupProcess) -> None:
         """A group's processes are gone: whoever watches the nodes starts it again, unless its work is done."""
-        finished = process.exit_code == 0 and process.ranks[0].step == self.shape.until
-        stopped = process.machine.stopped
-        dismissed = stopped is not None and stopped.ok and stopped.reason.startswith("asked to leave")
-        if finished or (stopped is not None and not dismissed) or process.exit_code == exits.STOPPED:
+        dismissed, stopped = process.dismissed, process.machine.stopped is not None
+        finished = process.exit_code == 0 and process.ranks[0].step == self.shape.until and not dismissed
+        if finished or (stopped and not dismissed) or process.exit_code == exits.STOPPED:
             self.done = True
             self.stopped = "" if finished else process.reason
         if not self.done:
