@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lightkeeper.events import ending, lineage, summary
-from lightkeeper.events.schema import Event, FaultInjected, Unknown, kind_of
+from lightkeeper.events.schema import Event, FaultInjected, Parked, Promoted, Unknown, kind_of
 
 _TOO_EARLY = ("no step was committed", "no live commit was recorded", "fewer than two commits")
 _HEADER = {field.name for field in msgspec.structs.fields(Event)}
@@ -73,6 +73,7 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
         text = f"{end.words or 'has not ended'}; {settled} steps are settled"
         lines.append(_row("the run", "" if end.well else "no", "", text))
     lines.append(_row("groups lost", "", "", _lost(events, end.broken_off)))
+    lines += _benched(events)
     rules: dict[str, summary.Finding | str] = {
         "detected after (s)": summary.detected_after(events) if faulty else "no fault was injected",
         "steps lost": summary.steps_lost(events),
@@ -95,6 +96,18 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
         lines.append(_row(f"stood: {stall.group}", "", "", f"{stall.stood_s:.4g} s in step {stall.step}"))
     lines += [_row(f"rejoined: {rejoin.group}", "", "", rejoin_in_words(rejoin)) for rejoin in summary.rejoins(events)]
     return lines, end.well and all(isinstance(found, str) or found.holds for found in rules.values())
+
+
+def _benched(events: Sequence[Event]) -> list[str]:
+    """Spares that were promoted, and groups that were parked; nothing of a run without them."""
+    lines = []
+    if promoted := lineage.pick(events, Promoted):
+        told = ", ".join(f"{event.group} (step {event.step})" for event in promoted)
+        lines.append(_row("spares promoted", "", str(len(promoted)), told))
+    if parked := lineage.pick(events, Parked):
+        names = sorted({event.group for event in parked})
+        lines.append(_row("groups parked", "", str(len(names)), ", ".join(names)))
+    return lines
 
 
 def rejoin_in_words(rejoin: summary.Rejoin) -> str:

@@ -133,3 +133,12 @@ def test_a_loss_that_nobody_saw_has_the_step_of_the_groups_own_log() -> None:
     assert summary.lost_in_words([*quiet_run(), other]) == "g2 (its stream broke, step 0)"
     seen = msgspec.structs.replace(lost, phase="compute")
     assert summary.lost_in_words([*quiet_run(), seen]) == "g2 (its stream broke, step 0)", "in its first step"
+
+
+def test_spares_that_were_promoted_and_groups_that_were_parked_are_counted() -> None:
+    lines, _ = pretty.summary_lines(quiet_run())
+    assert not any("parked" in line or "promoted" in line for line in lines), "nothing of it in a run without them"
+    more = [schema.Promoted(group="g2", epoch=2, step=7), *[schema.Parked(group="g3", why="parked") for _ in range(2)]]
+    lines, _ = pretty.summary_lines([*quiet_run(), *more])
+    assert row(lines, "spares promoted") == "1 g2 (step 7)"
+    assert row(lines, "groups parked") == "1 g3"
