@@ -167,6 +167,23 @@ def test_a_joiners_ranks_take_a_fresh_copy_together_though_one_of_them_has_the_n
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("layout", ["fsdp", "tp"])
+def test_a_spare_applies_what_it_never_computed_and_takes_over(job: Job, gold, layout: str) -> None:
+    """Its optimizer is given gradients of a kind that no backward pass here has shown yet."""
+    job.settings.update(groups=3, spares=1)
+    job.start_lighthouse()
+    for group in ("g0", "g1", "g2"):
+        job.start_ranks(group, fault=f"kill:g0/1:reduce:{AT}", steps=12, layout=layout, clip=0)
+    facts = job.finish()
+    check(facts, 12, 2, {"g1", "g2"})
+    assert facts.codes["g0"] == 137 and facts.one(schema.Promoted).group == "g2"
+    worked = {c.step: c.microbatches for c in facts.all(schema.Committed, group="g2", rank=1)}
+    assert all(worked[step] == () for step in range(AT)) and all(worked[step] for step in range(AT, 12))
+    assert not facts.all(schema.Healed) and not facts.all(schema.UserError)
+    near(facts, gold(loop="sharded-gold", steps=12, parts=PARTS[layout], clip=0), "g2.0", SAMPLES)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("second", ["recover", "before", "reduce", "vote"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_dies_while_the_ranks_of_the_others_recover(job: Job, gold, second: str, rank: int) -> None:
