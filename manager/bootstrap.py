@@ -15,6 +15,7 @@ import io
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
 import threading
@@ -95,6 +96,7 @@ def wait(control: socket.socket, modules: list[str]) -> int | None:
     importlib.invalidate_caches()
     os.environ.clear()
     os.environ.update(environment)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in every rank before its `Manager` takes it
     return descriptors[1] if len(descriptors) > 1 else None
 
 

@@ -20,9 +20,10 @@ from lightkeeper.manager.ranks import RankProcesses, Rendezvous
 from lightkeeper.manager.warm import WarmRanks, lasting
 
 TELLS = (
-    "import json, os, sys\n"
+    "import json, os, signal, sys\n"
     "told = dict(env=dict(os.environ), argv=sys.argv, file=__file__, name=__name__, path=sys.path[0],\n"
     "    early='wave' in sys.modules, policy=os.sched_getscheduler(0), pid=os.getpid(),\n"
+    "    ignores=signal.getsignal(signal.SIGTERM) == signal.SIG_IGN,\n"
     "    fds=[os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if int(fd) > 2 and\n"
     "         os.path.exists(f'/proc/self/fd/{fd}')])\n"
     "with open(sys.argv[1] + os.environ['RANK'], 'w') as file:\n    json.dump(told, file)\n"
@@ -98,7 +99,7 @@ def test_it_becomes_the_rank_and_nothing_shows_but_that_its_imports_are_done(tmp
         assert got["pid"] == pid and got["early"]
         assert got["argv"] == [str(tmp_path / "script.py"), str(tmp_path / "told-")]
         assert (got["file"], got["name"], got["path"]) == (got["argv"][0], "__main__", str(tmp_path))
-        assert got["policy"] == os.SCHED_OTHER
+        assert got["policy"] == os.SCHED_OTHER and got["ignores"]
         assert not [name for name in got["fds"] if "socket" in name or "memfd" in name], got["fds"]
         assert got["env"]["TORCHELASTIC_RESTART_COUNT"] == "1"
 
@@ -116,6 +117,7 @@ def test_a_mix_of_waiting_and_new_ranks(tmp_path: Path) -> None:
             await ranks.close()
             told = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(2)]
             assert [got["early"] for got in told] == [True, False] and told[0]["pid"] == pid
+            assert all(got["ignores"] for got in told)
 
     asyncio.run(run())
 
