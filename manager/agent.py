@@ -100,6 +100,7 @@ class NodeAgent:
         self._heard = self._beat_s = 0.0
         self._beat_key: tuple[bool, bool] = (False, False)
         self._seldom = Seldom()
+        self._asked = asyncio.Event()
         self._ended: asyncio.Future[tuple[int, str]]
 
     async def run(self) -> int:
@@ -126,7 +127,7 @@ class NodeAgent:
         s = self.settings
         began = answered = time.monotonic()
         say_after_s, backoff_s = SAY_AFTER_S, BACKOFF_S[0]
-        while not self._ended.done():
+        while not self._asked.is_set():
             try:
                 self._address = await self.finder.find() or ""
                 code = await self._serve() if self._address else None
@@ -143,9 +144,10 @@ class NodeAgent:
             if now - began > say_after_s:
                 say_after_s = 2 * (now - began)
                 self.say(f"waits for the manager of {s.group} since {now - began:.0f} s: {self.finder.why}")
-            await asyncio.wait({self._ended}, timeout=backoff_s * random.uniform(0.5, 1.0))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, BACKOFF_S[1])
-        return self._ended.result()[0]
+        return 0  # nobody waits for it yet
 
     async def _serve(self) -> int | None:
         """Serves the manager at the address that was found; None if it does not take us, and another may."""
@@ -237,9 +239,8 @@ class NodeAgent:
             self._ended.set_result((code, reason))
 
     def asked_to_leave(self, reason: str) -> None:
-        """The launcher got a signal: the manager decides for the group."""
-        if not self.incarnation:
-            self._end(exits.ASKED, reason)
+        """The launcher got a signal: the manager decides for the group, once one has taken us."""
+        self._asked.set()
         self._put(manager_pb2.FromNode(leave=manager_pb2.AskedToLeave(reason=reason, signal=True)))
 
     def _in_loop(self, loop: asyncio.AbstractEventLoop, notice: Notice) -> None:

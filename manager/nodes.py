@@ -57,7 +57,7 @@ class Nodes:
         self.settings = settings
         self.there: dict[int, Node] = {}
         self._since = self._clock = now
-        self._slept_s = 0.0
+        self._slept_s, self._slept_until = 0.0, now  # how long this process stood still, and until when that may tell
         self._say_after_s = SAY_AFTER_S
 
     @property
@@ -99,10 +99,10 @@ class Nodes:
         """A node says what its ranks do."""
         self.there[node].heard, self.there[node].views = now, views
 
-    def gone(self, node: int) -> str:
+    def gone(self, node: int, now: float) -> str:
         """A node's stream broke; in words."""
         name = self.there[node].name
-        if self._slept_s:
+        if now < self._slept_until:
             return f"this manager stood still for {self._slept_s:.1f} s, longer than the lease, and so {name} has ended"
         return f"the agent of {name} is gone"
 
@@ -113,7 +113,8 @@ class Nodes:
         """
         gap_s, self._clock = now - self._clock, now
         if gap_s > lease_s / 2:
-            self._slept_s = gap_s if gap_s > lease_s else self._slept_s
+            if gap_s > lease_s:
+                self._slept_s, self._slept_until = gap_s, now + lease_s
             for node in self.there.values():
                 node.heard = now
         for number, node in self.there.items():

@@ -144,3 +144,34 @@ def test_an_agent_that_was_started_otherwise_is_refused_in_one_line(job: NodeJob
     job.until(lambda: "waiting for the agents of nodes 1, 2 of 3 since" in job.said("g0"), "it says who is missing")
     job.launchers["g0"].send_signal(signal.SIGTERM)
     assert job.finish().codes == {"g0": 0, "g0.1": 103}
+
+
+def test_a_node_that_cannot_come_says_why_in_one_line(job: NodeJob) -> None:
+    job.start_lighthouse()
+    taken = job.lighthouse.rpartition(":")[2]
+    codes = {
+        "g0": job.start_node("g0", 0, settings={"manager": f"127.0.0.1:{taken}"}),
+        "g1.1": job.start_node("g1", 1, settings={"token": "wrong"}),
+        "g2.1": job.start_node("g2", 1, settings={"lighthouse": "127.0.0.1:1", "outage_budget_s": 1}),
+        "g3.1": job.start_node("g3", 1),
+    }
+    job.until(lambda: "waits for the manager of g3 since" in job.said("g3.1"), "it waits for its manager")
+    codes["g3.1"].send_signal(signal.SIGTERM)
+    assert {name: child.wait(timeout=30) for name, child in codes.items()} == {
+        "g0": 2,
+        "g1.1": 103,
+        "g2.1": 105,
+        "g3.1": 0,
+    }
+    lines = {name: job.said(name).splitlines() for name in codes}
+    assert lines["g0"] == [f"lightkeeper: --manager 127.0.0.1:{taken}: cannot listen at port {taken}, is it in use?"]
+    assert lines["g1.1"][-1].startswith(f"agent g1/1: the lighthouse at {job.lighthouse} refused our token")
+    assert (
+        "the lighthouse at 127.0.0.1:1 is not reachable (connection refused); start this node again"
+        in lines["g2.1"][-1]
+    )
+    assert lines["g3.1"] == [
+        f"agent g3/1: waits for the manager of g3 since 2 s: the lighthouse at {job.lighthouse} knows no manager of g3 "
+        "that lives"
+    ]
+    assert not job.left_over()

@@ -66,12 +66,13 @@ def test_a_manager_that_stood_still_hears_first_and_blames_itself() -> None:
     come(made, 1)
     assert made.silent(2.0, 0.1) is None
     assert made.silent(2.0, 5.1) is None  # what the node said meanwhile is still to be read
-    assert made.gone(1) == (
+    assert made.gone(1, 5.2) == (
         "this manager stood still for 5.0 s, longer than the lease, and so node 1 (host-b, pid 71) has ended"
     )
     for tick in range(1, 22):
         found = made.silent(2.0, 5.1 + 0.1 * tick)
     assert found is not None and found[0] == 1
+    assert made.gone(1, 7.2) == "the agent of node 1 (host-b, pid 71) is gone", "that was long ago"
 
 
 def test_who_has_not_come_is_said_less_and_less_often_and_given_up_after_the_start_budget() -> None:
