@@ -134,21 +134,28 @@ def test_the_link_is_cut(job: NodeJob, link: Link) -> None:
 
 
 @pytest.mark.long
-def test_a_group_on_two_nodes_comes_back_by_itself_with_the_same_bits(tmp_path: Path, link: Link) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("fault", "cause"), [("KILL", "rank 1 was killed by SIGKILL"), ("STOP", "a rank has been stopped")]
+)
+def test_a_group_on_two_nodes_comes_back_by_itself_with_the_same_bits(
+    tmp_path: Path, link: Link, fault: str, cause: str
+) -> None:
     """Trainers with torch: extras summed within the group over the link, and healing across it."""
     job = NodeJob(tmp_path / "run", plain=False)
     options = {"loop": "healing", "warm_up": 12, "delay": 0.05, "steps": 400, "hurry": str(job.folder / "hurry")}
     try:
         start(job, link, ranks=1, restarts=1, script=RUNS / "script.py", **options)
         commit = job.wait_for(schema.Committed, 90, group="g0", rank=1, step=3)
-        os.kill(commit.pid, signal.SIGKILL)
+        os.kill(commit.pid, signal.Signals[f"SIG{fault}"])
         for rank in range(2):
             job.wait_for(schema.Rejoined, 90, group="g0", rank=rank)
         job.hurry()
         codes = job.wait("g0", "g0.1", "g1", within_s=90)
         assert codes == {"g0": 0, "g0.1": 0, "g1": 0}
         for name in ("g0", "g0.1"):
-            assert "is started again (rank 1 was killed by SIGKILL); 0 of 1 restarts left" in job.said(name)
+            (line,) = (line for line in job.said(name).splitlines() if "is started again" in line)
+            assert cause in line and line.endswith("0 of 1 restarts left"), line
         for rank in range(2):
             mine = read_trace(job.folder / f"trace-g0.{rank}-again").digests
             others = read_trace(job.folder / f"trace-g1.{rank}").digests
