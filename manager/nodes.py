@@ -99,8 +99,9 @@ class Nodes:
         """A node says what its ranks do."""
         self.there[node].heard, self.there[node].views = now, views
 
-    def gone(self, node: int, now: float) -> str:
+    def gone(self, node: int, lease_s: float, now: float) -> str:
         """A node's stream broke; in words."""
+        self._mind_clock(lease_s, now)
         name = self.there[node].name
         if now < self._slept_until:
             return f"this manager stood still for {self._slept_s:.1f} s, longer than the lease, and so {name} has ended"
@@ -111,16 +112,19 @@ class Nodes:
 
         Silence counts from this process's own last standstill: what was said meanwhile has yet to be read.
         """
-        gap_s, self._clock = now - self._clock, now
-        if gap_s > lease_s / 2:
-            if gap_s > lease_s:
-                self._slept_s, self._slept_until = gap_s, now + lease_s
-            for node in self.there.values():
-                node.heard = now
+        self._mind_clock(lease_s, now)
         for number, node in self.there.items():
             if now - node.heard > lease_s and not node.fenced:
                 return number, f"{node.name} has not been heard for {now - node.heard:.1f} s"
         return None
+
+    def _mind_clock(self, lease_s: float, now: float) -> None:
+        gap_s, self._clock = now - self._clock, now
+        if gap_s > lease_s / 2:
+            for node in self.there.values():
+                node.heard = now
+        if gap_s > lease_s:
+            self._slept_s, self._slept_until = gap_s, now + lease_s
 
     def awaited(self, now: float) -> str | None:
         """A line, less and less often, on who has not come yet."""

@@ -210,7 +210,7 @@ class NodeStreams:
             return
         self._heard.set()
         if not self.group.ends:
-            self.group.node_gone(why or self.nodes.gone(node, time.monotonic()), node)
+            self.group.node_gone(why or self.nodes.gone(node, self.group.lease_s, time.monotonic()), node)
 
     def _lease_ms(self) -> int:
         return round(1000 * self.group.lease_s)

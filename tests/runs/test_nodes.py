@@ -114,6 +114,19 @@ def test_a_frozen_agent_ends_the_group_within_the_lease_and_its_ranks_when_it_th
     check_survivor(job, {"g0": 107, "g0.1": 107})
 
 
+@pytest.mark.long
+def test_a_manager_that_stood_still_for_longer_than_the_lease_blames_itself(job: NodeJob) -> None:
+    start(job)
+    manager = job.launchers["g0"].pid
+    os.kill(manager, signal.SIGSTOP)
+    job.until(lambda: job.launchers["g0.1"].poll() is not None, "the end of the agent", 8)
+    assert "nothing was heard of the manager at" in job.said("g0.1")
+    assert not [rank for rank in (2, 3) if psutil.pid_exists(job.pid_of("g0", rank))]
+    os.kill(manager, signal.SIGCONT)
+    assert job.lost("g0").cause.startswith("this manager stood still for")
+    check_survivor(job, {"g0": 107, "g0.1": 107})
+
+
 def test_a_signal_to_any_agent_lets_the_group_leave(job: NodeJob) -> None:
     start(job)
     job.launchers["g0.1"].send_signal(signal.SIGTERM)
@@ -123,6 +136,7 @@ def test_a_signal_to_any_agent_lets_the_group_leave(job: NodeJob) -> None:
     assert not [e for e in job.events() if isinstance(e, schema.GroupLost) and e.detected_by != "left"]
 
 
+@pytest.mark.long
 def test_the_manager_may_listen_where_it_was_told(job: NodeJob) -> None:
     """Without a lighthouse that could say where it is, at first: the agent waits for the manager, and finds it."""
     port = port_below_ephemeral()

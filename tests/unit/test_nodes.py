@@ -66,13 +66,20 @@ def test_a_manager_that_stood_still_hears_first_and_blames_itself() -> None:
     come(made, 1)
     assert made.silent(2.0, 0.1) is None
     assert made.silent(2.0, 5.1) is None  # what the node said meanwhile is still to be read
-    assert made.gone(1, 5.2) == (
+    assert made.gone(1, 2.0, 5.2) == (
         "this manager stood still for 5.0 s, longer than the lease, and so node 1 (host-b, pid 71) has ended"
     )
     for tick in range(1, 22):
         found = made.silent(2.0, 5.1 + 0.1 * tick)
     assert found is not None and found[0] == 1
-    assert made.gone(1, 7.2) == "the agent of node 1 (host-b, pid 71) is gone", "that was long ago"
+    assert made.gone(1, 2.0, 7.2) == "the agent of node 1 (host-b, pid 71) is gone", "that was long ago"
+
+
+def test_a_stream_may_be_seen_to_break_before_the_clock_is_looked_at() -> None:
+    made = nodes()
+    come(made, 1)
+    assert made.silent(2.0, 0.1) is None
+    assert made.gone(1, 2.0, 3.1).startswith("this manager stood still for 3.0 s")
 
 
 def test_who_has_not_come_is_said_less_and_less_often_and_given_up_after_the_start_budget() -> None:
