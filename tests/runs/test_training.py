@@ -107,6 +107,7 @@ def test_a_group_without_a_share_follows_scaler_and_tokens(job: Job, gold, count
     assert skipped == [2, 7], "the steps whose loss overflows are skipped, and the scale is halved"
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "words",
     [
@@ -121,8 +122,9 @@ def test_a_group_comes_back_into_all_of_it(job: Job, gold, words: str) -> None:
     steps, ramp = 150, [4, 5, 6, 7, 8, 3]
     phase = "before" if "tokens" in words else "reduce"
     job.start_healing(3, fault=f"kill:g2:{phase}:{AT}", loop="training", facts=words, steps=steps, microbatches=ramp)
+    job.until(lambda: job.trainers["g2"].exitcode is not None, "the end of g2", 90)  # three compile at one time
     job.return_of("g2")
-    job.await_rejoin("g2")
+    job.await_rejoin("g2", within_s=90)
     facts = job.finish(within_s=60)
     facts.check_healed(steps, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ("g0", "g1", "g2"))
     facts.fault("kill", phase, "g2", AT)
