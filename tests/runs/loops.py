@@ -369,7 +369,11 @@ class Behaviour:
         if "stubborn-child" in self.words:  # a daemon: `multiprocessing` terminates it at exit, and waits for it
             multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
         if "loader" in self.words:  # with a worker process, which each step needs
-            numbers = torch.utils.data.DataLoader(range(1 << 20), num_workers=1)  # type: ignore[arg-type,var-annotated]
+            numbers: Any = torch.utils.data.DataLoader(
+                range(1 << 20),  # type: ignore[arg-type]
+                num_workers=1,
+                multiprocessing_context="fork",  # as in a script; a child of the tests' fork server has another default
+            )
             self.batches = iter(numbers)
             trace("worker", self.batches._workers[0].pid)  # type: ignore[attr-defined]
 
