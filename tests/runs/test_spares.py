@@ -28,7 +28,7 @@ def led_once(facts: Facts, *survivors: str) -> None:
 
 def test_a_spare_takes_over_in_that_step_and_who_returns_is_the_spare(job: Job, gold) -> None:
     """With gradients folded in the order of the microbatches, the bits are those of one process that lost nobody."""
-    job.settings.update(groups=5, spares=1)
+    job.settings.update(groups=5, spares=1, deal="even")
     job.variables["LIGHTKEEPER_REDUCTION"] = "fold"
     job.start_healing(5, fault=f"kill:g0:reduce:{AT}", microbatches=8)
     job.return_of("g0")
@@ -54,7 +54,7 @@ def test_a_spare_takes_over_in_that_step_and_who_returns_is_the_spare(job: Job, 
 
 
 def test_a_lone_spare_does_all_of_the_step(job: Job, gold) -> None:
-    job.settings.update(groups=3, spares=1)
+    job.settings.update(groups=3, spares=1, deal="even")
     job.start_all(3, fault=f"kill:g0:reduce:{AT},kill:g1:reduce:{AT}", steps=12)
     facts = job.finish()
     facts.check(12, {"g2"}, {"g0": -9, "g1": -9})
@@ -65,10 +65,10 @@ def test_a_lone_spare_does_all_of_the_step(job: Job, gold) -> None:
 
 
 def test_a_parked_group_costs_nothing_and_ends_well_with_the_job(job: Job, gold) -> None:
-    job.settings.update(groups=3, spares=1)
+    job.settings.update(groups=3, spares=1, deal="even")
     job.start_healing(3, delay=0.2)
     job.wait_for(schema.Activated, process="lighthouse")
-    job.launch("g3", **job.heal_options)
+    job.start("g3", **job.heal_options)
     job.wait_for(schema.Parked, group="g3", within_s=60)
     shown = job.command("status", "--lighthouse", job.lighthouse).stdout
     assert "parked" in shown and "spare" in shown
@@ -84,7 +84,7 @@ def test_a_parked_group_costs_nothing_and_ends_well_with_the_job(job: Job, gold)
 
 
 def test_a_parked_group_becomes_the_spare_after_a_loss_and_works_after_another(job: Job) -> None:
-    job.settings.update(groups=3, spares=1)
+    job.settings.update(groups=3, spares=1, deal="even")
     job.start_healing(3, fault=f"kill:g1:reduce:{AT},kill:g0:reduce:{LATE}", delay=0.06)
     job.wait_for(schema.Activated, process="lighthouse")
     job.start("g3", **job.heal_options)
