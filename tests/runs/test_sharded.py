@@ -11,7 +11,7 @@ from sharded_facts import check, near, replayed
 from lightkeeper.events import schema
 from lightkeeper.events.reader import seconds_between
 
-STEPS, AT = 24, 5
+STEPS, AT = 60, 5
 SAMPLES = 6 * 4  # of a step, whoever computes them
 PARTS = {"fsdp": 2, "tp": 1, "hsdp": 4, "fsdp-tp": 2, "ddp": 2}
 RANKS = {"fsdp": 2, "tp": 2, "hsdp": 4, "fsdp-tp": 4, "ddp": 2}
