@@ -172,14 +172,14 @@ class Checkers:
 
     def _at_work(self, membership: Membership) -> None:
         """As many work as are to; and whoever worked goes on, unless one that comes in has the better right."""
-        shape, members, groups = self.world.shape, membership.members, self.world.groups
+        shape, members = self.world.shape, membership.members
         working = frozenset(one.incarnation for slot, one in enumerate(members) if membership.speed_of(slot))
         if len(working) != min(shape.members, len(members)):
             raise Violation("A1", f"{len(working)} of {len(members)} work in {membership.epoch}, not {shape.members}")
         self._worked[membership.epoch] = working
         before = self._worked.get(membership.base, frozenset()) if membership.base is not None else frozenset()
         for one in members:
-            if one.incarnation in before - working and groups[one.group].settings.role == MEMBER:
+            if one.incarnation in before - working and shape.role_of(one.group) == MEMBER:
                 raise Violation("A2", f"{one.incarnation} worked before {membership.epoch}, and is a spare in it")
 
     def _nobody_stays(self, membership: Membership) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Membership
-from lightkeeper.lighthouse.spares import MEMBER, RESERVE, SPARE
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import AskMembers, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.folding import Said
@@ -313,13 +312,6 @@ class LastWords(Process):
             self.process.world.ended(self.process)
 
 
-def role_of(number: int, shape: Shape) -> str:
-    """What the group of this number is set up as."""
-    if number >= shape.groups:
-        return MEMBER if shape.start_window_s > 0 else RESERVE  # where a job is created by word no log is lost
-    return SPARE if number < shape.last_to_work else MEMBER
-
-
 def settings_for(group: str, shape: Shape) -> Settings:
     """What a group is told."""
     return Settings(
@@ -327,5 +319,5 @@ def settings_for(group: str, shape: Shape) -> Settings:
         outage_budget_s=shape.budget_s, start_window_s=shape.start_window_s,
         deal="speed" if shape.by_speed else "even",
         spares=shape.spares,
-        role=role_of(int(group[1:]), shape),
+        role=shape.role_of(group),
     )  # fmt: skip

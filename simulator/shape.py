@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from lightkeeper.lighthouse.spares import MEMBER, RESERVE, SPARE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -74,6 +76,13 @@ class Shape:
     def members(self) -> int:
         """How many groups are to work."""
         return self.groups - self.spares
+
+    def role_of(self, group: str) -> str:
+        """What the group of this name is set up as."""
+        number = int(group[1:])
+        if number >= self.groups:
+            return MEMBER if self.start_window_s > 0 else RESERVE  # where a job is created by word no log is lost
+        return SPARE if number < self.last_to_work else MEMBER
 
 
 def draw_shape(random: random.Random, groups: int, window_s: float) -> Shape:

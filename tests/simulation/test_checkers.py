@@ -36,12 +36,12 @@ def membership(epoch: Epoch, *groups: str, base: Epoch | None = None, speeds: tu
 class Bench:
     """Checkers of a world in which nothing runs, and a job in epoch 1 of g0 and g1."""
 
-    def __init__(self) -> None:
-        self.world = World(1, SHAPE)
+    def __init__(self, shape: Shape = SHAPE, speeds: tuple[int, ...] = ()) -> None:
+        self.world = World(1, shape)
         self.checkers: Checkers = self.world.checkers
         self.lighthouse = self.world.lighthouses[0]
         self.sums = Arithmetic()
-        self.checkers._in_force(membership(E1, "g0", "g1"))
+        self.checkers._in_force(membership(E1, "g0", "g1", speeds=speeds))
 
     def entry(self, step: int, epoch: Epoch = E1, serial: int = 0, base: State = START, again: bool = False) -> Reduced:
         parts = tuple(("g0", k) for k in range(self.world.total(step)))
@@ -96,6 +96,28 @@ def test_shares_change_seldom(bench: Bench, steps: int) -> None:
     else:
         bench.checkers._final(life, state)
     assert bench.checkers.dealt_anew == 2
+
+
+@pytest.mark.parametrize("speeds", [(1000, 0), (0, 0)])
+def test_as_many_work_as_are_to(bench: Bench, speeds: tuple[int, ...]) -> None:
+    with breaks("A1"):
+        bench.checkers._in_force(membership(E2, "g0", "g1", base=E1, speeds=speeds))
+
+
+@pytest.mark.parametrize(("speeds", "breaks_it"), [((1000, 0), False), ((0, 1000), True)])
+def test_who_works_goes_on_working(speeds: tuple[int, ...], breaks_it: bool) -> None:
+    bench = Bench(Shape(groups=2, spares=1, microbatches=2, until=4), speeds=(1000, 0))
+    after = membership(E2, "g0", "g1", base=E1, speeds=speeds)
+    if breaks_it:
+        with breaks("A2"):
+            bench.checkers._in_force(after)
+    else:
+        bench.checkers._in_force(after)
+
+
+def test_a_group_that_was_set_up_as_a_spare_may_make_way() -> None:
+    bench = Bench(Shape(groups=2, spares=1, last_to_work=1, microbatches=2, until=4), speeds=(1000, 0))
+    bench.checkers._in_force(membership(E2, "g0", "g1", base=E1, speeds=(0, 1000)))
 
 
 def test_who_comes_or_goes_is_no_change_of_shares(bench: Bench) -> None:
