@@ -104,6 +104,34 @@ def local_job(folder: Path, groups: int) -> Iterator[tuple[Trainers, Callable[[s
             trainers.end()
 
 
+def train_timed(steps: int, microbatches: int, microbatch_s: float, gradient_mb: float) -> None:
+    """One group of ours with timed compute, with AdamW.
+
+    Args:
+        steps: of the run.
+        microbatches: of a step, over all groups.
+        microbatch_s: how long one takes, in seconds.
+        gradient_mb: size of its gradients; the state is three times as large.
+    """
+    import torch
+
+    import lightkeeper
+    from lightkeeper.bench._compute import WIDTH, stack
+
+    torch.set_num_threads(1)
+    model = stack(gradient_mb)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    manager = lightkeeper.Manager(model, optimizer)
+    inputs = torch.randn(8, WIDTH)
+    for step in manager.steps(steps, microbatches):
+        optimizer.zero_grad()
+        for _ in step.microbatches():
+            start = time.monotonic()
+            (model(inputs).square().mean() / step.total).backward()
+            time.sleep(max(0.0, microbatch_s - (time.monotonic() - start)))
+        optimizer.step()
+
+
 def say(line: str) -> None:
     """What a bench is doing, for whoever waits for it."""
     print(line, file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightkeeper.bench import _peer
-from lightkeeper.bench._trainers import Trainers, local_job, say
+from lightkeeper.bench._trainers import Trainers, local_job, say, train_timed
 from lightkeeper.errors import UsageError
 from lightkeeper.events import read_run
 from lightkeeper.events.schema import Committed, GroupLost
@@ -29,6 +29,7 @@ TARGET = 0.95
 PEER_TIMEOUT_S = 5.0  # as its heartbeat's: with its usual 30 or 60 s none of its steps would end between two kills
 FINGERPRINT_EVERY = 10
 SEED = 7
+TIMED = (STEPS, MICROBATCHES, MICROBATCH_S, GRADIENT_MB)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _ours(killing: Killing) -> dict[str, Any]:
 
             def start(group: str) -> None:
                 more = {"LIGHTKEEPER_FINGERPRINT_EVERY": str(FINGERPRINT_EVERY)}
-                trainers.start(group, {**environment(group), **more}, train)
+                trainers.start(group, {**environment(group), **more}, train_timed, *TIMED)
 
             for slot in range(GROUPS):
                 start(f"g{slot}")
@@ -169,27 +170,6 @@ def _ours(killing: Killing) -> dict[str, Any]:
         "blamed_rightly": lost[: len(kills)] == [kill.group for kill in kills],
         "steps_lost": 1 + max(step.index for step in steps) - len({step.index for step in steps}),
     }
-
-
-def train() -> None:
-    """One group with timed compute."""
-    import torch
-
-    import lightkeeper
-    from lightkeeper.bench._compute import WIDTH, stack
-
-    torch.set_num_threads(1)
-    model = stack(GRADIENT_MB)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    manager = lightkeeper.Manager(model, optimizer)
-    inputs = torch.randn(8, WIDTH)
-    for step in manager.steps(STEPS, MICROBATCHES):
-        optimizer.zero_grad()
-        for _ in step.microbatches():
-            start = time.monotonic()
-            (model(inputs).square().mean() / step.total).backward()
-            time.sleep(max(0.0, MICROBATCH_S - (time.monotonic() - start)))
-        optimizer.step()
 
 
 # ---------------------------------------------------------------- the peer

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from lightkeeper.bench import _peer
-from lightkeeper.bench._trainers import Trainers, local_job, say
+from lightkeeper.bench._trainers import Trainers, local_job, say, train_timed
 from lightkeeper.events import read_run
 from lightkeeper.events.schema import Committed, Event, FaultInjected, GroupLost
 
@@ -22,6 +21,7 @@ FAULT_STEP = 15
 BEFORE = 10
 TARGET_S = 0.3
 VICTIM = "g2"
+TIMED = (STEPS, MICROBATCHES, MICROBATCH_S, GRADIENT_MB)
 
 
 def run() -> dict[str, Any]:
@@ -65,31 +65,9 @@ def _ours(kind: str) -> dict[str, Any]:
             for slot in range(GROUPS):
                 group = f"g{slot}"
                 fault = {"LIGHTKEEPER_FAULT": f"{kind}:{VICTIM}:reduce:{FAULT_STEP}"} if group == VICTIM else {}
-                trainers.start(group, {**environment(group), **fault}, train)
+                trainers.start(group, {**environment(group), **fault}, train_timed, *TIMED)
             trainers.result_of(GROUPS - 1, timeout_s=120)
         return survivors(read_run(folder).events)
-
-
-def train() -> None:
-    """One group with timed compute."""
-    import torch
-
-    import lightkeeper
-    from lightkeeper.bench._compute import WIDTH, stack
-
-    torch.set_num_threads(1)
-    model = stack(GRADIENT_MB)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    manager = lightkeeper.Manager(model, optimizer)
-    inputs = torch.randn(8, WIDTH)
-    for step in manager.steps(STEPS, MICROBATCHES):
-        optimizer.zero_grad()
-        for _ in step.microbatches():
-            start = time.monotonic()
-            loss = model(inputs).square().mean() / step.total
-            loss.backward()
-            time.sleep(max(0.0, MICROBATCH_S - (time.monotonic() - start)))
-        optimizer.step()
 
 
 def survivors(events: list[Event]) -> dict[str, Any]:

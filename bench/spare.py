@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightkeeper.bench import _peer
-from lightkeeper.bench._trainers import Trainers, local_job, say
+from lightkeeper.bench._trainers import Trainers, local_job, say, train_timed
 from lightkeeper.events import read_run
 from lightkeeper.events.lineage import pick
 from lightkeeper.events.schema import Committed, Event, FaultInjected, Finished, GroupLost
@@ -29,6 +29,7 @@ BEFORE = 10  # steps of which a normal one is the median
 VICTIM, SPARE = "g2", "g4"
 TARGET_S = 0.5  # and one step
 RUN_S_MAX = 180.0
+TIMED = (STEPS, MICROBATCHES, MICROBATCH_S, GRADIENT_MB)
 
 
 def run() -> dict[str, Any]:
@@ -61,30 +62,9 @@ def _ours() -> dict[str, Any]:
                 more = {"LIGHTKEEPER_SPARES": str(SPARES)}
                 if group == VICTIM:
                     more["LIGHTKEEPER_FAULT"] = f"kill:{VICTIM}:reduce:{FAULT_STEP}"
-                trainers.start(group, {**environment(group), **more}, train)
+                trainers.start(group, {**environment(group), **more}, train_timed, *TIMED)
             trainers.result_of(GROUPS - 1, timeout_s=RUN_S_MAX)
         return figures(read_run(folder).events)
-
-
-def train() -> None:
-    """One group with timed compute."""
-    import torch
-
-    import lightkeeper
-    from lightkeeper.bench._compute import WIDTH, stack
-
-    torch.set_num_threads(1)
-    model = stack(GRADIENT_MB)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    manager = lightkeeper.Manager(model, optimizer)
-    inputs = torch.randn(8, WIDTH)
-    for step in manager.steps(STEPS, MICROBATCHES):
-        optimizer.zero_grad()
-        for _ in step.microbatches():
-            start = time.monotonic()
-            (model(inputs).square().mean() / step.total).backward()
-            time.sleep(max(0.0, MICROBATCH_S - (time.monotonic() - start)))
-        optimizer.step()
 
 
 def figures(events: Sequence[Event]) -> dict[str, Any]:
