@@ -343,7 +343,7 @@ class Changes(Leaves):
         return self._stop("all groups asked to leave: " + "; ".join(sorted(reasons)), ok=True)
 
     def _nobody_left(self) -> list[Action]:
-        if self.newest is None or not self.reigns or self._may_live():
+        if self.newest is None or not self.reigns or self._may_live() or self._may_have_switched():
             return []
         causes = "; ".join(f"{g.name}: {g.gone.cause}" for g in self._members() if g.gone)
         return self._forget(f"no group is left ({causes})" if causes else "every group was started again")

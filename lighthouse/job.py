@@ -317,6 +317,20 @@ class Job:
         """Members that may still train: nobody who knows has said that they are gone. Silence proves nothing."""
         return [g for g in self._members() if g.gone is None or g.gone.detected_by not in KNOWN_BY]
 
+    def _may_have_switched(self) -> bool:
+        """Whether one that a planned change takes in, and that is no member here, may be training in that epoch."""
+        for member in (one for planned in (*self.prepared, *self.foreign) for one in planned.members):
+            inside = self.newest is not None and self.newest.slot_of(member.group, member.incarnation) is not None
+            if inside or member.incarnation in self.dead or member.incarnation in self.fenced:
+                continue
+            group = self.groups.get(member.group)
+            if group is None:
+                return True
+            known_gone = group.gone is not None and group.gone.detected_by in KNOWN_BY
+            if group.incarnation == member.incarnation and not group.in_touch and not known_gone:
+                return True
+        return False
+
     def _leavers(self) -> set[str]:
         return {group.name for group in self._members() if group.leaving}
 

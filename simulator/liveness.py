@@ -76,7 +76,8 @@ class Liveness:
         group = machine.groups.get(process.group)
         if group is None or group.join is None or group.incarnation != process.incarnation or not group.in_touch:
             return ""
-        coming = [other.comes_in for other in machine.groups.values() if not machine.is_member(other.name)]
+        others = [other for other in machine.groups.values() if other.in_touch and not machine.is_member(other.name)]
+        coming = [other.comes_in or other.tries > 0 for other in others]  # or it comes in again after a breath
         may_come = not machine.is_member(process.group) and not group.comes_in and group.admit_s < lighthouse.now
         place = machine.reigns and machine.newest == newest and len(here) + sum(coming) < self.world.shape.groups
         return process.incarnation if place and may_come else ""

@@ -7,7 +7,7 @@ from typing import Any
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import EVEN, Term
 from lightkeeper.lighthouse.status import status
-from tests.machines.world import World
+from tests.machines.world import FIRST, World
 
 QUARTERS = {f"g{i}": tuple(range(6 * i, 6 * i + 6)) for i in range(4)}
 
@@ -305,6 +305,26 @@ def test_a_reserve_is_sent_on_to_where_the_job_runs() -> None:
         world.pass_s(1)
     assert "it knows no such job, and begins one once it has heard 1 more group" in world.reason("g0")
     assert world.reason("g2") == "standby: no job runs here that g2 could be a reserve of"
+
+
+def test_a_job_is_not_over_while_one_that_a_planned_change_took_in_may_train() -> None:
+    """The entry with all flags came, the members died and were started again, and only a reserve is in that epoch."""
+    world = World(groups=2)
+    world.start()
+    world.arrive("g2", role="reserve")
+    world.die("g1")
+    world.promise_all(4)
+    world.pass_s(0.25, {"g0": 5})
+    world.beat("g2", 8, "follow", epoch=0)
+    planned = world.planned("g2")
+    world.restart()
+    world.pass_s(5)
+    world.arrive("g0/i2", "g1/i2")
+    world.pass_s(5, {"g0/i2": 0, "g1/i2": 0})
+    assert not world.is_asked("g0/i2"), "g2 may go on in the planned epoch"
+    world.arrive("g2", known=planned, acknowledged=FIRST, role="reserve")
+    world.pass_s(1, {"g0/i2": 0, "g1/i2": 0, "g2": 9})
+    assert world.newest.groups[-1] == "g2"
 
 
 # ---------------------------------------------------------------- joins
