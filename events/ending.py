@@ -15,9 +15,9 @@ from lightkeeper.events.schema import (
     ProcessEnded,
     ReduceFailed,
 )
+from lightkeeper.lighthouse.messages import FIRST_EPOCH
 from lightkeeper.manager import exits
 
-FIRST_EPOCH = "first epoch"  # the cause of an activation that has no epoch before it
 _WORDS = {
     0: "ended in good order",
     exits.REFUSED: "refused",
@@ -54,7 +54,9 @@ def newest_run(events: Sequence[Event]) -> tuple[list[Event], int]:
     afterwards, and what the lighthouse said before, is not of the last run.
     """
     firsts = [
-        (i, event) for i, event in enumerate(events) if isinstance(event, Activated) and event.cause == FIRST_EPOCH
+        (i, event)
+        for i, event in enumerate(events)
+        if isinstance(event, Activated) and event.cause.startswith(FIRST_EPOCH)
     ]
     starts: list[int] = []
     members: dict[str, str] = {}

@@ -225,7 +225,9 @@ class Changes(Leaves):
         if not leavers and not joiners and not self.prepared:
             return []
         if leavers == set(self.newest.groups):
-            return self._stop_as_asked()
+            if not self._joiners(now):
+                return self._stop_as_asked()
+            leavers.discard(self.newest.groups[0])  # one hands the state on, to those that nobody asked to leave
         staying = tuple(member for member in self.newest.members if member.group not in leavers)
         members = staying + tuple(group.member() for group in sorted(joiners, key=lambda group: group.name))
         latest = self._planned()

@@ -190,7 +190,7 @@ class Job:
     def _cause(self, now: float) -> str | None:
         """Why a recovery is needed, or None."""
         if self.newest is None:
-            return "first epoch" if self._may_start(now) else None
+            return self._begins() if self._may_start(now) else None
         members = self._members()
         for group in members:
             if group.gone is not None:
@@ -205,6 +205,11 @@ class Job:
         if self.shrunk and self.reigns and len(self.newest.members) < minimum:
             return f"groups have left; the job goes on with at least {minimum}"
         return None
+
+    def _begins(self) -> str:
+        """Why there is a first epoch; after an earlier one, how that job ended."""
+        before = f": the job before it ended ({self.ended})" if self.ended and self.broken_off is not None else ""
+        return f"{m.FIRST_EPOCH}{before}"
 
     def _may_start(self, now: float) -> bool:
         if self.config is None or (self.config.start_window_s <= 0 and len(self.groups) < self.config.groups):

@@ -350,6 +350,7 @@ class Drain:
     deadline_ms: int = 0
 
 
+FIRST_EPOCH = "first epoch"  # so begins the cause of an activation that has no epoch before it
 RELEASE = 1 << 63  # 0 is a boundary: that before the first step
 
 

@@ -163,6 +163,9 @@ class GroupMachine(Leaving):
         if activate.membership.base is not None:
             going_on = f"going on at step {activate.first_step} with {', '.join(membership.groups)}"
             actions.append(ToRanks(local.Say(line=f"{activate.cause}; {going_on} (epoch {epoch.number})"), 0))
+        elif activate.cause != m.FIRST_EPOCH:
+            begins = f"the job begins at step {activate.first_step}, from the state that this group was started with"
+            actions.append(ToRanks(local.Say(line=f"{begins} ({activate.cause})"), 0))
         actions += self._answer_waiting(self._recover)
         return actions
 

@@ -194,21 +194,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "manager/machine",
         "if self.torn:",
         "if False:",
-        seed=10,
+        seed=7,
     ),
     Mutant(
         "a joiner that lost the entries is waited for",
         "lighthouse/machine",
         "if self.prepared:\n            group.lost_in = ",
         "if False:\n            group.lost_in = ",
-        seed=194,
+        seed=2,
     ),
     Mutant(
         "state taken by a rank of a joiner counts for all of them",
         "manager/joins",
         "if len({(v.step, v.entry) for v in self.votes.values()}) > 1:",
         "if False:",
-        seed=16,
+        seed=1299,
     ),
     Mutant(
         "who waits to join is forgotten with the job",
@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "manager/machine",
         "if self.following:\n            followed",
         "if False:\n            followed",
-        seed=34,
+        seed=16,
     ),
     Mutant(
         "ranks of a joiner that differ for a moment end it",
@@ -258,7 +258,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "simulator/world",
         "key = (plan.epoch, plan.term, plan.lighthouse, index)",
         'key = (plan.epoch, 0, "", index)',
-        seed=7,
+        seed=179,
     ),
     Mutant(
         "a flag that not all carry activates",

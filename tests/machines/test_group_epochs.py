@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from groupworld import TOTAL, GroupWorld, epoch, membership
 
@@ -294,3 +296,16 @@ def test_the_leaver_knows_the_newest_epoch_although_it_is_not_in_it() -> None:
     world.vote_all("reduced", 1, at=1, activates=2)
     world.prepare(3)
     assert world.said(m.Promise)[-1].known.groups == ("g0", "g2")
+
+
+def test_it_says_that_a_job_begins_anew_and_how_the_one_before_ended() -> None:
+    world = GroupWorld()
+    world.start()
+    members = membership(4, "g0", "g1", "g2", base=3)
+    anew = replace(members, base=None)
+    shares = tuple(m.Share(g, ()) for g in anew.groups)
+    cause = f"{m.FIRST_EPOCH}: the job before it ended (no group is left)"
+    world.forget()
+    world.hears(m.Activate(anew, 0, TOTAL, shares, (), None, cause))
+    (said,) = world.pushed(0, local.Say)
+    assert said.line == f"the job begins at step 0, from the state that this group was started with ({cause})"

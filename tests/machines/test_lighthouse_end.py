@@ -68,6 +68,10 @@ def test_when_nobody_is_left_a_new_run_of_the_job_starts_with_higher_numbers() -
     world.promise("g0/i2")
     world.promise("g1/i2")
     assert world.newest.epoch.number > 1 and world.activate("g0/i2").first_step == 0
+    assert world.activate("g0/i2").cause == (
+        "first epoch: the job before it ended (no group is left (g0: rank 0 was killed by SIGKILL; g1: rank 0 was "
+        "killed by SIGKILL))"
+    ), "all groups are told that the run begins anew"
 
 
 def test_finished_tells_those_whose_closing_failed_to_stop_well() -> None:

@@ -143,6 +143,42 @@ def test_who_stands_below_the_minimum_may_leave_and_the_last_ends_the_job_well()
     assert world.noted("job_stopped")[0]["ok"] and len(world.noted("group_lost")) == 1
 
 
+def test_the_last_member_stays_until_one_whom_nobody_asked_to_leave_has_its_state() -> None:
+    world = World(groups=2)
+    world.start("g0", "g1")
+    world.pass_s(0.25, {"g0": 5, "g1": 5})
+    world.arrive("r0", role="reserve")
+    world.tick()
+    assert not world.told("r0", m.Heal), "it is parked"
+    leave(world, "g0", "g1")
+    world.tick()
+    assert world.machine.stopped is None and world.planned("g0").groups == ("g0",), "g0 hands the state on"
+    for group in ("g0", "g1"):
+        world.beat(group, 6, epoch=world.planned("g0").epoch.number)
+    world.beat("r0", 9, "follow", epoch=0)
+    world.pass_s(1.5, {"g0": 9})
+    both = world.planned("g0")
+    assert both.groups == ("g0", "r0")
+    for group in ("g0", "r0"):
+        world.beat(group, 10, epoch=both.epoch.number)
+    world.tick()
+    assert world.planned("g0").groups == ("r0",), "now it may go"
+    assert not world.noted("group_lost") and not world.noted("job_stopped")
+
+
+def test_if_that_one_is_gone_too_the_job_ends() -> None:
+    world = World(groups=2)
+    world.start("g0", "g1")
+    world.pass_s(0.25, {"g0": 5, "g1": 5})
+    world.arrive("r0", role="reserve")
+    leave(world, "g0", "g1")
+    world.tick()
+    assert world.machine.stopped is None
+    world.cut("r0")
+    world.tick()
+    assert let_go(world, "g0").reason == "all groups asked to leave: SIGTERM"
+
+
 # ---------------------------------------------------------------- an operator's word
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from world import SAME, World
 
-from lightkeeper.events.ending import FIRST_EPOCH
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Term
 
@@ -267,7 +266,7 @@ def test_joining_twice_changes_nothing() -> None:
 def test_the_event_log_can_tell_a_first_epoch_by_its_cause() -> None:
     world = World(3)
     world.start()
-    assert [note["cause"] for note in world.noted("activated")] == [FIRST_EPOCH]
+    assert [note["cause"] for note in world.noted("activated")] == [m.FIRST_EPOCH]
 
 
 def test_a_recovery_of_a_term_that_has_risen_is_asked_anew() -> None:

@@ -12,13 +12,14 @@ from event_runs import DEAL, STEPS, good_run, swap
 
 from lightkeeper.events import ending, pretty, schema, summary
 from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, GroupLost, ProcessEnded
+from lightkeeper.lighthouse.messages import FIRST_EPOCH
 
 
 def quiet_run(steps: int = 10, start: str = "1", epoch: int = 1, at_s: float = 0.0) -> list[Event]:
     """Three groups that train and have not finished; no fault, and no lighthouse that writes into the folder."""
     events: list[Event] = [
         Activated(
-            epoch=epoch, first_step=0, members=tuple(DEAL), cause=ending.FIRST_EPOCH, group=group,
+            epoch=epoch, first_step=0, members=tuple(DEAL), cause=FIRST_EPOCH, group=group,
             incarnation=f"{group}-{start}", process=f"manager {group}", host="h", mono_ns=int(at_s * 1e9), wall=at_s,
         )
         for group in DEAL
