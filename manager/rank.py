@@ -328,6 +328,15 @@ class Rank:
         """Tells a data loader from now on what this rank is dealt and what was committed; see `Watcher`."""
         self._watchers.append(watcher)
 
+    def total(self, index: int) -> int:
+        """Microbatches of a step over all groups; 0 once the run is at its end."""
+        return self._total(index)
+
+    @property
+    def steady_total(self) -> int | None:
+        """Microbatches of every step, if that is a number; None for a function of the step."""
+        return None if callable(self._microbatches) else self._microbatches
+
     def expected_share(self, index: int) -> tuple[int, ...]:
         """Microbatches that this group has still to compute in a step: known of the step at hand, of a later one a
         guess by the membership in force. On the training thread.

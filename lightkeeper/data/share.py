@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 from lightkeeper.data.ahead import DEATHS_MAX, Ahead, Key
 from lightkeeper.data.making import Collate, Failure, Made, Recipe, Task, describe, failure_of, random_state_kept
-from lightkeeper.data.sampler import DealtSampler
+from lightkeeper.data.sampler import DealtSampler, Schedule
 from lightkeeper.data.workers import Workers
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.manager.exits import describe_exit
@@ -163,7 +163,12 @@ class ShareLoader(Watcher):
         return _pinned(made.batch) if self._pin_memory else made.batch
 
     def over(self, step: Step) -> Iterator[tuple[int, Any]]:
-        """``for k, batch in loader.over(step)``: the microbatches of `step.microbatches()` with their batches."""
+        """``for k, batch in loader.over(step)``: the microbatches of `step.microbatches()` with their batches.
+
+        Raises:
+            UsageError: if the sampler deals this step another number of microbatches than it has.
+        """
+        self._check_total(step.index, step.total)
         for k in step.microbatches():
             yield k, self.batch(step.index, k)
 
@@ -185,6 +190,8 @@ class ShareLoader(Watcher):
 
     def begins(self, index: int) -> None:
         """A step begins: the membership may have changed; and what was handed out before it is wanted again in it."""
+        if self._manager is not None:
+            self._check_total(index, self._manager.total(index))
         self._taken.clear()
         self._look_ahead(index)
 
@@ -199,6 +206,15 @@ class ShareLoader(Watcher):
         """
         if self.workers is not None:
             threading.Thread(target=self._expect_anew, name="data feared", daemon=True).start()
+
+    def _check_total(self, step: int, total: int) -> None:
+        """A sampler that deals out more than is asked for leaves samples that nobody reads, without a word."""
+        dealt = self._schedule.of(step) if isinstance(self._schedule, Schedule) else total
+        if dealt != total:
+            raise UsageError(
+                f"step {step} has {total} microbatches, and the loader's sampler deals {dealt}: give DealtSampler and "
+                "manager.steps the same `microbatches`, or samples are left out"
+            )
 
     # ------------------------------------------------------------ reading ahead
 

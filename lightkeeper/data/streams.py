@@ -142,6 +142,20 @@ class StreamLoader(Watcher):
 
     # ------------------------------------------------------------ what the manager tells
 
+    def begins(self, index: int) -> None:
+        """A step begins.
+
+        Raises:
+            UsageError: if it has more microbatches than there are slots; or fewer, as every step has: the others'
+                streams would never be read.
+        """
+        total, steady = self._manager.total(index), self._manager.steady_total
+        if total > self._slots or (steady is not None and steady != self._slots):
+            raise UsageError(
+                f"step {index} has {total} microbatches, and StreamLoader slots={self._slots}: give it as many slots "
+                "as the largest step has microbatches"
+            )
+
     def committed(self, index: int, reduced: Mapping[str, torch.Tensor]) -> None:
         """The entry says where the streams stand now."""
         read = advance(self._positions, reduced[f"{self._name} positions"])

@@ -69,6 +69,10 @@ class Planned:
         self.fear: tuple[int, ...] = ()
         self.settings = type("Settings", (), {"outage_budget_s": 2.0})
         self.watchers: list[Any] = []
+        self.microbatches = 3
+
+    def total(self, step: int) -> int:
+        return self.microbatches
 
     def watch(self, watcher: Any) -> None:
         self.watchers.append(watcher)
@@ -311,6 +315,24 @@ def test_an_uneven_split_is_told() -> None:
         pytest.raises(UsageError, match="2 ranks cannot split a microbatch of 3"),
     ):
         loader.batch(0, 0)
+
+
+@pytest.mark.parametrize("deals", [6, lambda step: 3 + step // 2])
+def test_a_sampler_of_other_microbatches_than_the_loop_is_told(deals: Any) -> None:
+    """Else a third of each pass would be read by nobody."""
+    at = 0 if deals == 6 else 2
+    with ShareLoader(Noisy(), DealtSampler(100, 4, deals), Planned({at - 1: (0,)}), workers=0) as loader:
+        for step in range(at):
+            loader.begins(step)
+        told = f"step {at} has 3 microbatches, and the loader's sampler deals {6 if at == 0 else 4}: .*samples are left"
+        with pytest.raises(UsageError, match=told):
+            loader.begins(at)
+    step = type("Step", (), {"index": at, "total": 3, "microbatches": lambda self: iter(())})()
+    with (
+        ShareLoader(Noisy(), DealtSampler(100, 4, deals), workers=0) as alone,
+        pytest.raises(UsageError, match=told),
+    ):
+        list(alone.over(step))
 
 
 # ---------------------------------------------------------------- what a worker is tied to

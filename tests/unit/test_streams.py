@@ -35,6 +35,10 @@ class Group:
         self.registered: dict[str, torch.Tensor] = {}
         self.sums: dict[str, torch.Tensor] = {}
         self.watchers: list[Any] = []
+        self.steady_total: int | None = 2
+
+    def total(self, step: int) -> int:
+        return self.steady_total or 1 + step
 
     def extra(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         assert dtype == torch.int64
@@ -259,6 +263,20 @@ def test_what_does_not_fit_is_told() -> None:
         UsageError, match=r"slot 0's stream has \d+ bytes, and state_bytes is 10: give StreamLoader more"
     ):
         StreamLoader(Group(), Counting, 2, state_bytes=10).batch(0, 0)
+
+
+def test_slots_that_are_not_those_of_the_loop_are_told() -> None:
+    """Too few show where the step is dealt, too many in no read at all: their streams would stand still for ever."""
+    group = Group()
+    for slots in (1, 3):
+        with pytest.raises(UsageError, match=f"step 0 has 2 microbatches, and StreamLoader slots={slots}: give it as"):
+            StreamLoader(group, endless, slots).begins(0)
+    group.steady_total = None
+    ramp = StreamLoader(group, endless, 2, name="ramp")
+    ramp.begins(0)
+    ramp.begins(1)
+    with pytest.raises(UsageError, match="step 2 has 3 microbatches, and StreamLoader slots=2"):
+        ramp.begins(2)
 
 
 def test_two_loaders_have_names_of_their_own() -> None:
