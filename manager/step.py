@@ -28,7 +28,9 @@ class Step:
         index: index of the step, counted from 0.
         total: number of microbatches of the step over all groups; divide the loss by it.
         live: False while a step is replayed or followed.
-        lead: True in one live group only (the lowest slot): log, evaluate and save under it.
+        lead: True in one live group only (the lowest slot): log, evaluate and save under it. True on every rank of that
+            group, which may all have to take part in a sharded save; print and write plain files under
+            ``step.lead and manager.rank == 0``.
     """
 
     def __init__(
