@@ -63,6 +63,16 @@ def test_a_value_that_some_have_and_others_not_is_given_to_the_others(job: Job, 
     facts.near(gold(**PLAIN), "g0")
 
 
+def test_one_group_decides_that_the_run_ends_early(job: Job, gold) -> None:
+    """As `docs/training.md` writes it: agreed on, `finish()`, and `break`."""
+    job.start_all(3, only={"g0": {"behave": f"stop:{AT}"}}, **TOKENS)
+    facts = job.finish()
+    facts.check(AT + 1, ALL)
+    assert not facts.lost and len(facts.epochs) == 1
+    for group in ALL:
+        facts.near(gold(**{**PLAIN, "steps": AT + 1}), group)
+
+
 @pytest.mark.long
 def test_an_exception_in_what_counts_is_the_groups_own(job: Job) -> None:
     job.start_all(3, only={"g2": {"behave": f"raise-counting:{AT}"}}, **TOKENS)

@@ -150,6 +150,7 @@ def training(o: dict[str, Any]) -> None:
     )  # fmt: skip
     t.place = manager.place
     manager.extra("whose", dtype=torch.int64, agreed=True)
+    manager.extra("stop", dtype=torch.int64, agreed=True)
     if "tokens" in t.words:
 
         def count(step: int, k: int) -> int:
@@ -171,6 +172,7 @@ def training(o: dict[str, Any]) -> None:
         trace("begins", step.index, step.live, step.lead, 0.0)
         behaviour.step_begins(step, t.model)
         step.agree("whose", os.getpid())
+        step.agree("stop", int(step.index == behaviour.words.get("stop", -1)))
         t.optimizer.zero_grad()
         for k in step.microbatches():
             trace("forward", step.index, k)
@@ -187,6 +189,9 @@ def training(o: dict[str, Any]) -> None:
         before = {name: int(value) for name, value in step.before.items()}
         assert all(int(step.reduced[name]) == value for name, value in before.items())
         trace("tally", step.index, int(step.reduced["whose"]), before, t.buffers())
+        if step.reduced["stop"]:
+            manager.finish()
+            break
     if t.mesh is None:
         trace.done(t.model, t.optimizer)
         return
