@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -88,6 +89,18 @@ def test_each_pass_over_the_data_holds_each_sample_once(
         assert sorted(found[at : at + n]) == list(range(n))
     rest = Counter(found[len(found) // n * n :])
     assert not rest or max(rest.values()) == 1
+
+
+def test_the_steps_of_whole_passes() -> None:
+    """As `docs/data.md` says: the first step before which so many samples are consumed ends the run."""
+    for sampler, passes in ((DealtSampler(96, 8, 4), 3), (DealtSampler(100, 7, ramp), 2)):
+        until = next(s for s in itertools.count() if sampler.consumed_before(s) >= passes * sampler.n)
+        times = Counter(row(sampler, until))
+        assert set(times) == set(range(sampler.n)) and min(times.values()) == passes
+        assert min(Counter(row(sampler, until - 1)).values()) < passes
+        ends = [s for s in range(until) if int(sampler.data_epoch(s + 1)) > int(sampler.data_epoch(s))]
+        assert len(ends) == passes and ends[-1] == until - 1
+    assert sampler.consumed_before(until) > passes * sampler.n, "the last step reads on into the next pass"
 
 
 def test_it_is_pure_and_needs_only_a_step_number() -> None:

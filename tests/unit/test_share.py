@@ -305,6 +305,9 @@ def test_a_rank_reads_the_part_at_its_place() -> None:
     manager.place = Place(1, 2)
     with ShareLoader(Odd(), InOrder(4, 3), manager, workers=0) as loader:
         assert loader.batch(1, 0).tolist() == [14, 15]
+    sampler = DealtSampler(100, 4, 3, seed=9)
+    with ShareLoader(Noisy(), sampler, manager, workers=0) as loader:
+        assert loader.batch(1, 0)[0].tolist() == sampler(1, 0).reshape(2, -1)[1].tolist(), "as docs/data.md says"
     with ShareLoader(Noisy(), DealtSampler(100, 4, 3, rank=1, world_size=2), manager, workers=0) as loader:
         assert len(loader.batch(1, 0)[0]) == 2, "the sampler splits already"
 
