@@ -77,7 +77,7 @@ class Nodes:
         for what, mine, its in (
             ("--group", s.group, hello.group),
             ("--nnodes", s.nnodes, hello.nodes),
-            ("ranks", s.ranks, hello.ranks),
+            ("--ranks", f"{s.ranks_per_node}", f"{hello.ranks / s.nnodes:g}"),
         ):
             if mine != its:
                 return Refusal(f"this group's manager has {what} {mine}, and the agent {what} {its}")
@@ -141,7 +141,9 @@ class Nodes:
         return f"{self._who_is_missing()} since {now - self._since:.0f} s"
 
     def _who_is_missing(self) -> str:
-        return f"waiting for the agents of nodes {', '.join(map(str, self.missing))} of {self.settings.nnodes}"
+        one = len(self.missing) == 1
+        whom = f"the agent{'' if one else 's'} of node{'' if one else 's'} {', '.join(map(str, self.missing))}"
+        return f"waiting for {whom} (the group has {self.settings.nnodes} nodes)"
 
     def views(self) -> dict[int, RankView]:
         """What the ranks of all these nodes did when it was last said."""

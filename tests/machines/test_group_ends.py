@@ -319,6 +319,7 @@ def test_a_node_that_is_gone_ends_the_group_and_is_named() -> None:
 def test_a_node_that_does_not_come_is_given_up() -> None:
     world = GroupWorld(ranks=4)
     world.connect()
-    world._carry_out(world.machine.gives_up("waiting for the agents of nodes 1 of 2 since 601 s", world.now))
+    line = "waiting for the agent of node 1 (the group has 2 nodes) since 601 s"
+    world._carry_out(world.machine.gives_up(line, world.now))
     assert [end.exit_code for end in world.ended] == [exits.GAVE_UP] and world.killed
     assert world.machine.gives_up("again", world.now) == []

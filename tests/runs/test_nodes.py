@@ -155,7 +155,8 @@ def test_an_agent_that_was_started_otherwise_is_refused_in_one_line(job: NodeJob
     other = job.start_node("g0", 1, nnodes=2, steps=5, settings={"groups": 1})
     assert other.wait(timeout=30) == 103
     assert job.said("g0.1").splitlines()[-1].endswith("this group's manager has --nnodes 3, and the agent --nnodes 2")
-    job.until(lambda: "waiting for the agents of nodes 1, 2 of 3 since" in job.said("g0"), "it says who is missing")
+    awaited = "waiting for the agents of nodes 1, 2 (the group has 3 nodes) since"
+    job.until(lambda: awaited in job.said("g0"), "it says who is missing")
     job.launchers["g0"].send_signal(signal.SIGTERM)
     assert job.finish().codes == {"g0": 0, "g0.1": 103}
 

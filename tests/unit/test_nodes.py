@@ -29,7 +29,7 @@ def come(made: Nodes, node: int, now: float = 0.0) -> None:
     [
         ("group", "g2", "this group's manager has --group g1, and the agent --group g2"),
         ("nodes", 2, "this group's manager has --nnodes 3, and the agent --nnodes 2"),
-        ("ranks", 3, "this group's manager has ranks 6, and the agent ranks 3"),
+        ("ranks", 3, "this group's manager has --ranks 2, and the agent --ranks 1"),
         ("node_rank", 0, "--node-rank 0: of 3 nodes the others are 1 to 2"),
         ("node_rank", 3, "--node-rank 3: of 3 nodes the others are 1 to 2"),
     ],
@@ -88,7 +88,7 @@ def test_who_has_not_come_is_said_less_and_less_often_and_given_up_after_the_sta
     said = [now for now in range(100) if made.awaited(float(now))]
     assert said == [3, 7, 15, 31, 63]
     assert made.too_late(100.0) is None
-    assert made.too_late(101.0) == "waiting for the agents of nodes 1 of 3 since 101 s"
+    assert made.too_late(101.0) == "waiting for the agent of node 1 (the group has 3 nodes) since 101 s"
     come(made, 1, 102.0)
     assert made.awaited(500.0) is None and made.too_late(500.0) is None
 
