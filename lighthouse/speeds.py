@@ -115,8 +115,8 @@ def why(old: Membership, speeds: Sequence[int]) -> str:
     for slot, name in enumerate(old.groups):
         before, after = old.speed_of(slot), new[slot]
         if before and after and before != after:
-            ratios.append((max(before, after) / min(before, after), name, after < before, after / EVEN))
+            ratios.append((max(before, after) / min(before, after), name, before / EVEN, after / EVEN))
     ratios.sort(key=lambda item: (-item[0], item[1]))
-    said = [f"{name} is {'slower' if slower else 'faster'} ({by:.2f} of the median)" for _, name, slower, by in ratios]
+    said = [f"{name} {was:.2f} -> {by:.2f}" for _, name, was, by in ratios]  # "slower" alone would mean: than before
     more = f", and {len(said) - NAMED_MAX} more" if len(said) > NAMED_MAX else ""
-    return "new shares: " + ", ".join(said[:NAMED_MAX]) + more
+    return f"new shares: {', '.join(said[:NAMED_MAX])} of the median{more}"

@@ -54,7 +54,7 @@ def test_a_slow_group_gets_a_planned_epoch_with_another_speed() -> None:
     world.switch()
     assert world.newest == planned
     (note,) = [n for n in world.noted("activated") if n["cause"] != "first epoch"]
-    assert note["cause"] == "new shares: g2 is slower (0.70 of the median)"
+    assert note["cause"] == "new shares: g2 1.00 -> 0.70 of the median"
     assert not world.noted("group_lost")
 
 

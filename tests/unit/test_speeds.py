@@ -109,9 +109,8 @@ def test_who_comes_or_goes_changes_no_proportions() -> None:
 
 
 def test_why_names_who_changed_most() -> None:
-    assert why(members(), (1000, 1000, 700, 1000)) == "new shares: g2 is slower (0.70 of the median)"
-    assert why(members(1000, 1000, 700, 1000), ()) == "new shares: g2 is faster (1.00 of the median)"
+    assert why(members(), (1000, 1000, 700, 1000)) == "new shares: g2 1.00 -> 0.70 of the median"
+    assert why(members(1000, 1000, 700, 1000), ()) == "new shares: g2 0.70 -> 1.00 of the median"
     assert why(members(), (500, 700, 1500, 1400)) == (
-        "new shares: g0 is slower (0.50 of the median), g2 is faster (1.50 of the median), "
-        "g1 is slower (0.70 of the median), and 1 more"
+        "new shares: g0 1.00 -> 0.50, g2 1.00 -> 1.50, g1 1.00 -> 0.70 of the median, and 1 more"
     )
