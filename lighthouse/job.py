@@ -22,6 +22,7 @@ MAY_TRAIN = "they may be training without this lighthouse; if they are gone, say
 NOBODY_CALLS = (
     "nobody of this job is in touch with this lighthouse: it cannot use your word; name the one that the groups talk to"
 )
+REFUSAL_CHARS_MAX = 300
 DEATHS_MAX = 2  # within ten minutes, before a group is held back
 KNOWN_BY = ("manager", "operator", "left")  # who says that a group is gone and knows it
 STARTED_AGAIN = "its process ended and the group was started again"  # before anybody missed it
@@ -134,6 +135,7 @@ class Job:
         self.dealer = Dealer()
         self.reasons: dict[Epoch, str] = {}  # for new shares, of `prepared`
         self.shrunk = False  # whether somebody left by the newest epoch, perhaps below the minimum
+        self.refused = ("", "")  # who was turned away last, and why: those that wait for more groups wait for it
 
     def _remember(self, history: JobHistory) -> None:
         """What the log says is in force."""
@@ -163,7 +165,9 @@ class Job:
             more = self.config.groups - sum(map(counts, joined))
             whom = f"{more} more group{'s' if more > 1 else ''}"
             since_s = now - min(group.joined_s for group in joined)
-            return (whom,), f"the first epoch needs {self.config.groups}", since_s
+            needs = f"the first epoch needs {self.config.groups}"
+            refused = self.refused[1][:REFUSAL_CHARS_MAX]
+            return (whom,), f"{needs}; refused: {refused}" if refused else needs, since_s
         return self._waiting_for_members(now)
 
     def is_member(self, name: str) -> bool:

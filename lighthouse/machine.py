@@ -191,6 +191,8 @@ class JobMachine(Changes):
         refused = refusal(hello, self._view(), now)
         if refused is not None:
             asks = self._ask_former(current, now) if refused.retry else []
+            if not refused.retry:
+                self.refused = (hello.group, refused.reason)
             note = Note("refused", {"group": hello.group, "incarnation": hello.incarnation, "reason": refused.reason})
             return [*actions, *asks, note, Send(connection, refused), Close(connection)]
         if self._is_over(hello):
@@ -336,10 +338,12 @@ class JobMachine(Changes):
         lines = differences(join.signature, reference.signature, group.name, name)
         if lines:
             reason = f"{group.name} differs from {name}: " + "; ".join(lines)
-            group.gone = Gone(reason, "refused")
+            group.gone, self.refused = Gone(reason, "refused"), (group.name, reason)
             note = Note("refused", {"group": group.name, "incarnation": group.incarnation, "reason": reason})
             return [note, *self._send(group, m.Refused(reason))]
         group.join, group.joined_s = join, now
+        if self.refused[0] == group.name:
+            self.refused = ("", "")  # it was put right
         note = Note("joined", {"group": group.name, "incarnation": group.incarnation})
         return [note, *self._say_held_back(group, now)]
 

@@ -101,7 +101,7 @@ class Answers:
         self._raised_s = now
         self._views: dict[int, RankView] = {}
         self._beats = Beats()
-        self._waiting_said: tuple[tuple[str, ...], float] = ((), 0.0)
+        self._waiting_said: tuple[tuple[tuple[str, ...], str], float] = (((), ""), 0.0)  # whom and why, and when again
         self._silent_since = now
         self.away_since = now  # since when no lighthouse has been in touch
 

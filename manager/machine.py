@@ -209,10 +209,10 @@ class GroupMachine(Leaving):
         return self._stop_here()
 
     def _waiting(self, waiting: m.Waiting, now: float) -> list[Action]:
-        whom, next_ms = self._waiting_said
-        if not self.waiting or (waiting.whom == whom and waiting.since_ms < next_ms):
+        said, next_ms = self._waiting_said
+        if not self.waiting or ((waiting.whom, waiting.why) == said and waiting.since_ms < next_ms):
             return []
-        self._waiting_said = (waiting.whom, 2.0 * waiting.since_ms)  # said less and less often
+        self._waiting_said = ((waiting.whom, waiting.why), 2.0 * waiting.since_ms)  # said less and less often
         line = f"waiting for {', '.join(waiting.whom)} ({waiting.why}) since {waiting.since_ms / 1000:.1f} s"
         return [ToRanks(local.Say(line=line), 0)]
 

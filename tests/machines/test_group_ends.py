@@ -219,6 +219,10 @@ def test_what_the_job_waits_for_is_said_to_a_rank_that_waits_and_to_no_other() -
     world.vote(0, "failed", 0, at=1, error="x")
     world.hears(m.Waiting(("g2",), "their promise", 1500))
     assert world.pushed(0, local.Say)[0].line == "waiting for g2 (their promise) since 1.5 s"
+    world.hears(m.Waiting(("g2",), "their promise", 2500))
+    assert len(world.pushed(0, local.Say)) == 1, "said less and less often"
+    world.hears(m.Waiting(("g2",), "another reason", 2600))
+    assert world.pushed(0, local.Say)[1].line == "waiting for g2 (another reason) since 2.6 s"
 
 
 # ---------------------------------------------------------------- beats and the own clock

@@ -234,6 +234,31 @@ def test_a_group_whose_signature_differs_is_refused_with_the_difference() -> Non
     assert world.is_asked("g0") and world.is_asked("g2") and not world.is_asked("g1")
 
 
+def test_who_waits_is_told_why_its_partner_was_refused_until_that_is_put_right() -> None:
+    world = World(groups=3)
+    world.arrive("g0")
+    world.hello("g1")
+    world.join("g1", {"w": "float32[3]"})
+    world.pass_s(2, {"g0": 0})
+    needs = "2 more groups: the first epoch needs 3"
+    assert world.reason("g0") == f"{needs}; refused: g1 differs from g0: w is float32[3] in g1 and float32[2] in g0"
+    world.hello("g1/i2")
+    world.join("g1/i2")
+    world.pass_s(2, {"g0": 0, "g1/i2": 0})
+    assert world.reason("g0") == "1 more group: the first epoch needs 3"
+
+
+def test_whoever_asks_for_another_job_is_named_to_those_who_wait_and_briefly() -> None:
+    world = World(groups=2)
+    world.arrive("g0")
+    world.hello("g1", groups=7)
+    world.pass_s(2, {"g0": 0})
+    assert "; refused: g1 asks for 7 groups with a minimum of 1, but g0 for 2 groups" in world.reason("g0")
+    world.hello("g" * 1000, groups=7)
+    world.pass_s(2, {"g0": 0})
+    assert len(world.reason("g0")) < 400
+
+
 def test_a_difference_of_many_names_is_cut_short() -> None:
     world = World(groups=2)
     world.arrive("g0")
