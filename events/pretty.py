@@ -94,7 +94,9 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
         lines.append(_row(name, "yes" if found.holds else "no", figure, found.why))
     for stall in summary.stalls(events):
         lines.append(_row(f"stood: {stall.group}", "", "", f"{stall.stood_s:.4g} s in step {stall.step}"))
-    lines += [_row(f"rejoined: {rejoin.group}", "", "", rejoin_in_words(rejoin)) for rejoin in summary.rejoins(events)]
+    for rejoin in summary.rejoins(events):
+        how = "rejoined" if rejoin.again else "came in"
+        lines.append(_row(f"{how}: {rejoin.group}", "", "", rejoin_in_words(rejoin)))
     return lines, end.well and all(isinstance(found, str) or found.holds for found in rules.values())
 
 
@@ -122,7 +124,8 @@ def _lost(events: Sequence[Event], broken_off: Sequence[str]) -> str:
     told = [f"{group} (its log breaks off)" for group in broken_off]
     if not any(event.process == "lighthouse" for event in events):
         told.append(
-            "n/a: the lighthouse, which says so, did not write into this folder (give it the same --run-folder)"
+            "n/a: the lighthouse, which says so, did not write into this folder (give it the same --run-folder; if it "
+            "serves several jobs, copy its events/lighthouse-*.jsonl into this folder's events)"
         )
     if lost := summary.lost_in_words(events):
         told.append(lost)

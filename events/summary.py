@@ -25,6 +25,7 @@ from lightkeeper.events.schema import (
     Finished,
     GroupLost,
     Healed,
+    Parked,
     ProcessStarted,
     Recovered,
     Rejoined,
@@ -32,6 +33,7 @@ from lightkeeper.events.schema import (
 )
 
 NORMAL_STEPS = 10  # a normal iteration is the median of this many before the fault
+NAMED_MAX = 5
 PACE_STEPS_MIN = 3  # fewer iterations than this do not tell a pace
 
 
@@ -70,20 +72,22 @@ class Stall:
 
 @dataclass(frozen=True)
 class Rejoin:
-    """How a group that was lost and started again became a member.
+    """How a group became a member of a job that ran: one that was lost and started again, or one that came late.
 
     Attributes:
         group: its name.
         incarnation: its new start.
         step: the first step it was a member of.
-        after_s: from its new start (or, where nobody wrote that down, from its joining) until then.
-        since: which of the two, in words.
+        after_s: from its new start (or, where nobody wrote that down, from its joining) until then; of one that was
+            no member before, or was parked, from the beginning of its heal: before that nobody wanted it.
+        since: which of these, in words.
         bytes: state fetched, over all tries and ranks.
         fetch_s: the longest fetch of one rank's state.
         bytes_per_s: of the fetches together.
         pause_s: what the copy cost a member's training thread at a boundary, at most; None: nobody said.
         replayed: entries applied after the copy, without a share in them.
         survivors: the members' longest iteration from the copy until the step after the rejoin.
+        again: whether it was a member before; False: a spare that was parked, or a group that was started late.
     """
 
     group: str
@@ -97,6 +101,7 @@ class Rejoin:
     pause_s: float | None
     replayed: int
     survivors: tuple[Stall, ...] = ()
+    again: bool = True
 
 
 def samples_exactly_once(events: Sequence[Event], steps: int | None = None) -> Finding:
@@ -116,18 +121,21 @@ def samples_exactly_once(events: Sequence[Event], steps: int | None = None) -> F
         return Finding(False, "no step was committed")
     consumed = 0
     members = members_at(events)
+    wrote = {event.group for event in events if event.process != "lighthouse"}
     for step in range(wanted):
         commits = line.commits.get(step)
         if not commits:
             return Finding(False, f"step {step} was never committed", consumed)
-        why = _step_is_whole(step, commits, members(step), lost_groups(events))
+        why = _step_is_whole(step, commits, members(step), lost_groups(events), wrote)
         if why:
             return Finding(False, why, consumed)
         consumed += commits[0].total
     return Finding(True, "", consumed)
 
 
-def _step_is_whole(step: int, commits: list[Committed], members: set[str], lost: set[tuple[str, str]]) -> str:
+def _step_is_whole(
+    step: int, commits: list[Committed], members: set[str], lost: set[tuple[str, str]], wrote: set[str]
+) -> str:
     totals = {commit.total for commit in commits}
     if len(totals) != 1 or totals == {0}:
         return f"step {step}: its number of microbatches is not told alike: {sorted(totals)}"
@@ -152,6 +160,9 @@ def _step_is_whole(step: int, commits: list[Committed], members: set[str], lost:
     silent = {group for group, _ in lost} & members - set(by_group)
     if silent and all(commit.counted == total for commit in commits):
         return ""
+    if unheard := sorted(members - wrote):
+        few = ", ".join(unheard[:NAMED_MAX]) + (f" and {len(unheard) - NAMED_MAX} more" if unheard[NAMED_MAX:] else "")
+        return f"step {step}: {few}, of its members, wrote no events here (start all groups with --run-folder)"
     return f"step {step}: microbatches {missing} were consumed by nobody"
 
 
@@ -226,7 +237,7 @@ def _stall(group: str, commits: list[Committed], step: int) -> Stall | None:
 
 
 def rejoins(events: Sequence[Event]) -> list[Rejoin]:
-    """Every lost group that became a member again, in the order of the rejoins."""
+    """Every group that became a member while the job ran, in the order of the rejoins."""
     line = lineage(events)
     found = []
     healed = (e for e in events if isinstance(e, Healed | Rejoined))
@@ -241,7 +252,12 @@ def rejoins(events: Sequence[Event]) -> list[Rejoin]:
 
 def _rejoin(events: Sequence[Event], line: Lineage, own: Sequence[Event], rejoined: Rejoined | Committed) -> Rejoin:
     group, healed = rejoined.group, pick(own, Healed)
-    started = _started(events, own[0], group)
+    started, again = _started(events, own[0], group), _was_member(events, own[0])
+    after_s, since = seconds_between(started, rejoined), "it asked to join"
+    if isinstance(started, ProcessStarted):
+        since = "its new start"
+    if healed and (not again or any(isinstance(event, Parked) for event in own)):
+        after_s, since = seconds_between(healed[0], rejoined) + healed[0].seconds, "it began to heal"
     seconds = sum(event.seconds for event in healed)
     size = sum(event.bytes for event in healed)
     copies = [
@@ -257,22 +273,35 @@ def _rejoin(events: Sequence[Event], line: Lineage, own: Sequence[Event], rejoin
         group=group,
         incarnation=rejoined.incarnation,
         step=rejoined.step,
-        after_s=seconds_between(started, rejoined),
-        since="its new start" if isinstance(started, ProcessStarted) else "it asked to join",
+        after_s=after_s,
+        since=since,
         bytes=size,
         fetch_s=max((event.seconds for event in healed), default=0.0),
         bytes_per_s=size / seconds if seconds > 0 else None,
         pause_s=max((copy.pause_s for copy in copies), default=None),
         replayed=len(replayed),
         survivors=tuple(stall for stall in stalls if stall is not None),
+        again=again,
     )
+
+
+def _former(events: Sequence[Event], first: Event) -> list[Event]:
+    """What is known of earlier incarnations of a group, before the first word of this one."""
+    earlier = (e for e in events if e.group == first.group and e.incarnation not in ("", first.incarnation))
+    return [event for event in earlier if seconds_between(event, first) >= 0]
+
+
+def _was_member(events: Sequence[Event], first: Event) -> bool:
+    former = _former(events, first)
+    return bool(pick(former, GroupLost)) or any(commit.live for commit in pick(former, Committed))
 
 
 def _started(events: Sequence[Event], first: Event, group: str) -> Event:
     """Who started it may have written that down; else the first thing said of it."""
     starts = [e for e in pick(events, ProcessStarted) if e.group == group and seconds_between(e, first) >= 0]
     lost = [e for e in pick(events, GroupLost) if e.group == group and seconds_between(e, first) >= 0]
-    starts = [e for e in starts if not lost or seconds_between(lost[-1], e) >= 0]
+    ends = [*lost, *_former(events, first)]  # the lighthouse, which says who is lost, may write elsewhere
+    starts = [e for e in starts if all(seconds_between(end, e) >= 0 for end in ends)]
     return starts[0] if starts else first
 
 

@@ -157,6 +157,38 @@ def test_a_start_that_nobody_wrote_down_counts_from_the_joining() -> None:
     assert (rejoin.after_s, rejoin.since) == (pytest.approx(2.2), "it asked to join")
 
 
+def test_a_new_start_is_the_newest_also_where_nobody_wrote_who_was_lost() -> None:
+    first = msgspec.structs.replace(commit("g1", 0, DEAL, 1), mono_ns=0)
+    started = schema.ProcessStarted(process="manager g1", group="g1", incarnation="g1-1", host="h", mono_ns=0)
+    run = [started, first, *returning_run()]
+    unheard = [event for event in run if not isinstance(event, GroupLost | FaultInjected)]
+    (rejoin,) = summary.rejoins(unheard)
+    assert (rejoin.after_s, rejoin.since, rejoin.again) == (pytest.approx(3.0), "its new start", True)
+
+
+def test_a_group_that_was_no_member_before_came_in_and_counts_from_its_heal() -> None:
+    never = [e for e in returning_run() if e.incarnation != "g1-1"]
+    (rejoin,) = summary.rejoins(never)
+    assert (rejoin.after_s, rejoin.since, rejoin.again) == (pytest.approx(1.2), "it began to heal", False)
+    lines, _ = pretty.summary_lines([*never, schema.Finished(step=END)])
+    (line,) = [line for line in lines if line.startswith(("came in:", "rejoined:"))]
+    assert line.startswith("came in: g1 ") and "at step 18, 1.2 s after it began to heal" in line
+
+
+def test_a_group_that_was_parked_after_its_loss_counts_from_its_heal() -> None:
+    parked = schema.Parked(why="", group="g1", incarnation="g1-2", process="lighthouse", host="h", mono_ns=16 * 10**9)
+    (rejoin,) = summary.rejoins([*returning_run(), parked])
+    assert (rejoin.after_s, rejoin.since, rejoin.again) == (pytest.approx(1.2), "it began to heal", True)
+
+
+def test_a_member_that_wrote_nothing_here_is_named() -> None:
+    run = [event for event in good_run() if event.group != "g1"]
+    found = summary.samples_exactly_once(run)
+    assert not found.holds and found.why == (
+        "step 0: g1, of its members, wrote no events here (start all groups with --run-folder)"
+    )
+
+
 def test_a_group_named_in_a_recovery_is_back_with_its_first_step() -> None:
     run = [event for event in returning_run() if not isinstance(event, schema.Rejoined)]
     assert summary.rejoins(run)[0].step == BACK_STEP
