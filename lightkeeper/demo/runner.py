@@ -22,6 +22,7 @@ from lightkeeper.events import EventLog, follow, read_run
 from lightkeeper.events.schema import RunStarted, Waiting
 
 SILENCE_S_MAX = 60.0  # nothing goes on for this long: the run is given up
+STARTING_S_MAX = 300.0  # the same before the first epoch, while groups import torch: a busy machine takes minutes
 FAILED_S_MAX = 5.0  # how long the others may go on after a group failed that was not broken
 LATE_S_MAX = 10.0  # how long a group that was started again may outlive a run that ended before it could join
 GONE_S_MAX = 3.0  # how long a group's descendants may take to be gone
@@ -157,7 +158,8 @@ def watch(
             view.update(event)
             if not isinstance(event, Waiting):  # to say that one waits is not to go on
                 heard = now()
-        others = [group for group in job.running() if group != victim]
+        running = job.running()
+        others = [group for group in running if group != victim]
         if victim and not others:
             alone_at = now() if alone_at is None else alone_at
             if now() - alone_at > LATE_S_MAX:
@@ -168,9 +170,13 @@ def watch(
             failed_at = now() if failed_at is None else failed_at
             if now() - failed_at > FAILED_S_MAX:
                 return describe_failure(job, failed)
-        if now() - heard > SILENCE_S_MAX:
+        starting = view.state.starting(running)
+        limit_s = STARTING_S_MAX if starting else SILENCE_S_MAX
+        if now() - heard > limit_s:
             waiting = view.state.waiting or "nobody said for whom it waits"
-            return f"nothing went on for {SILENCE_S_MAX:g} s at step {view.state.step + 1}: {waiting}"
+            if starting:
+                waiting = f"{', '.join(starting)} had not finished starting (it imports torch): is the machine busy?"
+            return f"nothing went on for {limit_s:g} s at step {view.state.step + 1}: {waiting}"
     failed = job.failed(but=victim)  # whether the victim came back is a line of the table
     return describe_failure(job, failed) if failed else ""
 

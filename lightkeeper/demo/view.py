@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -70,6 +71,12 @@ class RunState:
         if note is not None:
             self.notes.append(note)
         return note
+
+    def starting(self, names: Iterable[str]) -> list[str]:
+        """Those that have yet to join, before the first epoch."""
+        if self.epoch is not None:
+            return []
+        return [name for name in names if name not in self.groups or self.groups[name].state == "starting"]
 
     def _group(self, name: str) -> GroupState:
         return self.groups.setdefault(name, GroupState())

@@ -117,10 +117,11 @@ def test_a_lighthouse_that_does_not_come_up_is_told(tmp_path: Path, monkeypatch:
 
 @pytest.mark.usefixtures("fake_commands")
 def test_silence_gives_the_run_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "SILENCE_S_MAX", 0.5)
+    monkeypatch.setattr(runner, "STARTING_S_MAX", 0.5)
     options = DemoOptions(groups=2, steps=STEPS, microbatches=6)
     out = runner.train(options, tmp_path / "run", "", "without fault", io.StringIO())
-    assert "nothing went on for 0.5 s at step 0: nobody said for whom it waits" in out.trouble
+    why = "g1 had not finished starting (it imports torch): is the machine busy?"
+    assert out.trouble == f"nothing went on for 0.5 s at step 0: {why}"
 
 
 @pytest.mark.usefixtures("fake_commands")
@@ -173,6 +174,7 @@ def test_waiting_is_told_now_and_then_and_does_not_count_as_going_on(
 
     monkeypatch.setattr(runner, "SILENCE_S_MAX", 0.3)
     log = EventLog(tmp_path, "lighthouse")
+    log.write(schema.Joined(group="g0", incarnation="i"))
 
     class Waits(LocalJob):
         def running(self) -> list[str]:

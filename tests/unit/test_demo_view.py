@@ -52,6 +52,16 @@ def test_state_shows_the_way_back() -> None:
     assert state.groups["g1"].state == "training", "what is told of the first start no longer counts"
 
 
+def test_groups_start_until_they_have_joined_or_an_epoch_is_in_force() -> None:
+    state = RunState(steps=STEPS)
+    state.update(schema.ProcessStarted(group="g0", process="manager g0"))
+    assert state.starting(["g0", "g1"]) == ["g0", "g1"]
+    state.update(schema.Joined(group="g0", incarnation="i"))
+    assert state.starting(["g0", "g1"]) == ["g1"]
+    state.update(schema.Activated(epoch=1, first_step=0, members=("g0",)))
+    assert state.starting(["g0", "g1"]) == []
+
+
 def test_state_says_what_is_waited_for_until_it_goes_on() -> None:
     state = RunState(steps=STEPS)
     assert state.update(schema.Waiting(whom="g2", since_s=3.25, why="to join")) == (
