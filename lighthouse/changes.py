@@ -30,6 +30,7 @@ LAGS = "it lags by more than one entry"
 RECOVERIES_MAX = 3
 DEAL_S = 0.25
 NAMED_MAX = 8
+WHY_CHARS_MAX = 200
 
 
 class Changes(Leaves):
@@ -266,7 +267,7 @@ class Changes(Leaves):
         self.highest, self.unbuilt_s = self.highest + 1, None
         planned = Membership(Epoch(self.highest, self.term), members, self.newest.epoch, speeds)
         self.prepared.append(planned)
-        prepare = m.Prepare(planned.epoch, self.newest.epoch, planned)
+        prepare = m.Prepare(planned.epoch, self.newest.epoch, planned, self._why_leavers_leave(planned))
         note = {
             "epoch": planned.epoch,
             "base": self.newest.epoch,
@@ -278,6 +279,13 @@ class Changes(Leaves):
         for group in [*self._members(), *joiners]:
             actions += self._send(group, prepare)
         return actions
+
+    def _why_leavers_leave(self, planned: Membership) -> str:
+        """One reason for all, or each one's."""
+        leavers = [group for group in self._members() if group.leaving and planned.slot_of(group.name) is None]
+        reasons = {group.leaving for group in leavers}
+        told = reasons if len(reasons) == 1 else [f"{group.name}: {group.leaving}" for group in leavers]
+        return "; ".join(told)[:WHY_CHARS_MAX]
 
     def _replaces(self, latest: Membership, leavers: set[str], joiners: Sequence[Group]) -> bool:
         """Whether a planned change under way is worth replacing: it keeps a leaver or a joiner that goes, or it has

@@ -250,11 +250,13 @@ class Prepare:
     Attributes:
         base: the epoch that it follows.
         planned: its membership if the change is planned; None for a recovery, which asks for a promise.
+        why: those who leave do, for the logs of those who stay.
     """
 
     epoch: Epoch
     base: Epoch | None = None
     planned: Membership | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class Answers:
         self.known: Membership | None = None
         self.prepared: list[Membership] = []  # planned changes on `known`, oldest first
         self.deferred: Membership | None = None  # planned on one of `prepared`, which is not in force here yet
+        self.why_planned: dict[int, str] = {}  # by the number of a planned epoch: why those who leave do
         self.promised = 0
         self.last: Entry | None = None
         self.step, self.total, self.share = 0, 0, ()  # type: tuple[int, int, tuple[int, ...]]

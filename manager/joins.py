@@ -11,7 +11,7 @@ from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
 from lightkeeper.manager import local
 from lightkeeper.manager.actions import Action, Tell, ToRanks
 from lightkeeper.manager.ends import Ends
-from lightkeeper.manager.plans import plan_for
+from lightkeeper.manager.plans import change_in_words, plan_for
 
 
 class Joins(Ends):
@@ -40,13 +40,23 @@ class Joins(Ends):
         if not activates:
             return []
         (planned,) = [p for p in self.prepared if p.epoch.number == activates]  # all members had built it
+        actions: list[Action] = []
         if self.known is not None:
             self.joiners = frozenset(planned.groups) - frozenset(self.known.groups)
+            actions = self._say_change(self.known, planned)
+        self.why_planned = {number: why for number, why in self.why_planned.items() if number > activates}
         self.known, self.prepared, self.built, self.activation = planned, [], set(), None
         self.promised = max(self.promised, activates)
         self.following = False
         deferred, self.deferred = self.deferred, None
-        return [] if deferred is None else self._prepare_planned(deferred)
+        return actions if deferred is None else actions + self._prepare_planned(deferred)
+
+    def _say_change(self, known: Membership, planned: Membership) -> list[Action]:
+        """A line in the logs of those who stay, if somebody came, left or was promoted by the entry."""
+        if planned.slot_of(self.settings.group, self.incarnation) is None:
+            return []  # it says so itself
+        line = change_in_words(known, planned, self.step, self.why_planned.get(planned.epoch.number, ""))
+        return [ToRanks(local.Say(line=line), 0)] if line else []
 
     # ------------------------------------------------------------ a joiner
 

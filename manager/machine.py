@@ -111,6 +111,7 @@ class GroupMachine(Leaving):
         if self.acknowledged is not None and epoch.term < self.acknowledged:
             return []
         if prepare.planned is not None:
+            self.why_planned[epoch.number] = prepare.why
             return self._prepare_planned(prepare.planned)
         if epoch.number < self.promised or (self.known is not None and epoch.number <= self.known.epoch.number):
             return []

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightkeeper.lighthouse.messages import Activate
 from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager.local import Adopt, Plan
+
+NAMED_MAX = 8  # in a line that every member writes
 
 
 def plan_for(
@@ -56,3 +60,28 @@ def plan_for(
         planned=planned,
         speeds=membership.speeds,
     )
+
+
+def change_in_words(known: Membership, planned: Membership, step: int, why: str = "") -> str:
+    """Who came, left or was promoted by a planned change, in one line; empty if nobody did.
+
+    Args:
+        known: the epoch before it.
+        planned: the epoch that is in force now.
+        step: its first step.
+        why: those who left did.
+    """
+    left = [name for name in known.groups if planned.slot_of(name) is None]
+    came = [name for name in planned.groups if known.slot_of(name) is None and name not in planned.spares]
+    stood = [name for name in known.spares if planned.slot_of(name) is not None and name not in planned.spares]
+    idle = [name for name in planned.spares if name not in known.spares]
+    said = [f"{_few(left)} left before step {step}{f' ({why})' if why else ''}"] if left else []
+    for names, what in ((came, "a member"), (stood, "no spare any more"), (idle, "a spare")):
+        if names:
+            said.append(f"{_few(names)} {'is' if len(names) == 1 else 'are each'} {what} from step {step} on")
+    return f"{'; '.join(said)}; going on with {_few(planned.groups)} (epoch {planned.epoch.number})" if said else ""
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

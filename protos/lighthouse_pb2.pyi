@@ -324,14 +324,16 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("epoch", "base", "planned")
+    __slots__ = ("epoch", "base", "planned", "why")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     base: Epoch
     planned: Roster
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., planned: _Optional[_Union[Roster, _Mapping]] = ...) -> None: ...
+    why: str
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., base: _Optional[_Union[Epoch, _Mapping]] = ..., planned: _Optional[_Union[Roster, _Mapping]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("group", "microbatches")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lightkeeper.lighthouse import messages as m
@@ -92,10 +93,10 @@ class GroupWorld:
         donors = () if donor is None else (m.Donor("g1", donor),)
         self.hears(m.Activate(members, step, total, shares, donors, entry, "because"))
 
-    def plan(self, number: int, *groups: str, base: int) -> Membership:
+    def plan(self, number: int, *groups: str, base: int, why: str = "", speeds: tuple[int, ...] = ()) -> Membership:
         """A planned `Prepare`."""
-        planned = membership(number, *groups, base=base)
-        self.hears(m.Prepare(planned.epoch, planned.base, planned))
+        planned = dataclasses.replace(membership(number, *groups, base=base), speeds=speeds)
+        self.hears(m.Prepare(planned.epoch, planned.base, planned, why))
         return planned
 
     def start(self, share: tuple[int, ...] = tuple(range(8, 16))) -> None:

@@ -171,6 +171,51 @@ def test_a_planned_epoch_gets_its_flag_once_all_ranks_have_built_and_is_in_force
     assert world.machine.last == Entry(epoch(2), ranks + 3)
 
 
+def test_those_who_stay_say_once_who_left_why_and_who_came() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.plan(2, "g0", "g1", base=1, why="drained by root")
+    for rank in range(2):
+        world.rank_says(rank, local.Built(epoch=2))
+    world.vote_all("reduced", 0, at=1)
+    assert not world.pushed(0, local.Say), "it is not in force yet"
+    world.vote_all("reduced", 1, at=1, activates=2)
+    world.vote_all("reduced", 2, at=2)
+    lines = [say.line for say in world.pushed(0, local.Say)]
+    assert lines == ["g2 left before step 2 (drained by root); going on with g0, g1 (epoch 2)"]
+    world.forget()
+    world.plan(3, "g0", "g1", "g2", base=2)
+    world.vote_all("reduced", 3, at=2, activates=3)
+    lines = [say.line for say in world.pushed(0, local.Say)]
+    assert lines == ["g2 is a member from step 4 on; going on with g0, g1, g2 (epoch 3)"]
+    assert not world.pushed(1, local.Say), "one rank's log is enough"
+    assert not world.machine.why_planned
+
+
+def test_new_shares_are_no_line_and_a_spare_that_works_is_one() -> None:
+    world = GroupWorld()
+    world.start()
+    world.plan(2, "g0", "g1", "g2", base=1, speeds=(1000, 700, 1000))
+    world.vote_all("reduced", 0, at=1, activates=2)
+    assert not world.pushed(0, local.Say)
+    world.plan(3, "g0", "g1", "g2", base=2, speeds=(1000, 700, 0))
+    world.vote_all("reduced", 1, at=2, activates=3)
+    assert world.pushed(0, local.Say)[-1].line.startswith("g2 is a spare from step 2 on; going on with")
+    world.plan(4, "g1", "g2", base=3, speeds=(700, 1000), why="SIGTERM")
+    world.vote_all("reduced", 2, at=3, activates=4)
+    assert world.pushed(0, local.Say)[-1].line == (
+        "g0 left before step 3 (SIGTERM); g2 is no spare any more from step 3 on; going on with g1, g2 (epoch 4)"
+    )
+
+
+def test_who_leaves_is_not_told_that_it_left() -> None:
+    world = GroupWorld()
+    world.start()
+    world.plan(2, "g0", "g2", base=1, why="SIGTERM")
+    world.vote_all("reduced", 0, at=1, activates=2)
+    assert not world.pushed(0, local.Say)
+
+
 def test_the_leaver_has_nothing_to_build_and_is_answered_leave() -> None:
     world = GroupWorld()
     world.start()

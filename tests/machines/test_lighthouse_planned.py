@@ -32,6 +32,15 @@ def test_a_planned_leave_is_prepared_for_all_and_in_force_when_a_beat_shows_it()
     assert world.newest.groups == ("g0", "g1") and not world.noted("group_lost")
 
 
+def test_a_planned_leave_says_why_to_those_who_stay_and_briefly() -> None:
+    world = World(groups=4)
+    world.start()
+    world.say("g2", m.Leave("drained by root"))
+    assert world.told("g0", m.Prepare)[-1].why == "drained by root"
+    world.say("g3", m.Leave("x" * 1000))
+    assert world.told("g0", m.Prepare)[-1].why == f"g2: drained by root; g3: {'x' * 1000}"[:200]
+
+
 def test_the_leaver_itself_may_be_the_first_to_show_it() -> None:
     world = World()
     world.start()
