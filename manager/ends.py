@@ -102,7 +102,7 @@ class Ends(Answers):
         cause = f"rank {rank} {describe_exit(exit_code)}"
         phase, step = (view.phase, view.step) if view else ("", self.step)
         if exit_code == 0:
-            cause += " before the run was closed"
+            cause += f" before the run was closed{self._where_it_left(rank, step)}"
         self.died = m.Died(cause, rank, phase, step)
         if error is not None:
             after = f" after {error.type}: {briefly(error.message)}"
@@ -110,6 +110,17 @@ class Ends(Answers):
             self.died = self._died_of(rank, error, describe_exit(exit_code) + after)
         code = 1 if not exit_code else exit_code if exit_code > 0 else 128 - exit_code
         return [Tell(self.died), *self._finish(code, cause)]
+
+    def _where_it_left(self, rank: int, step: int) -> str:
+        """What to do about a loop that was left early. The loop's generator cannot do it: an exception in the loop's
+        body closes it just as `break` does.
+        """
+        if rank not in self.ready:
+            return ": it began no step" if rank in self.registered else ": it made no Manager"
+        until = self.ready[rank].signature.get("until", "None")
+        where = "the loop" if until == "None" else "the loop over manager.steps()"
+        of = "" if until == "None" else f" of {until}"
+        return f": {where} was left at step {step}{of}; call manager.finish() to end the run early, in all groups"
 
     def _died_of(self, rank: int, error: local.RankError, how: str) -> m.Died:
         """Said as soon as the exception ends the loop: an interpreter may take seconds to exit after it."""

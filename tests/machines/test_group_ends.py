@@ -32,7 +32,19 @@ def test_an_exit_0_before_the_run_was_closed_is_no_good_end() -> None:
     world = GroupWorld()
     world.start()
     world.rank_ends(0, 0)
-    assert world.said(m.Died)[0].cause == "rank 0 exited 0 before the run was closed"
+    left = "rank 0 exited 0 before the run was closed: the loop was left at step 0"
+    assert world.said(m.Died)[0].cause == f"{left}; call manager.finish() to end the run early, in all groups"
+
+
+def test_a_loop_over_steps_that_was_left_early_is_told_where_and_what_to_call() -> None:
+    world = GroupWorld()
+    world.start()
+    world.machine.ready[0] = local.Ready(signature={"until": "60"}, total=24)
+    world.rank_ends(0, 0, step=5)
+    assert world.ended[0].reason == (
+        "rank 0 exited 0 before the run was closed: the loop over manager.steps() was left at step 5 of 60; "
+        "call manager.finish() to end the run early, in all groups"
+    )
 
 
 def test_an_error_of_the_users_is_told_with_the_death() -> None:
@@ -136,7 +148,7 @@ def test_a_rank_that_comes_after_another_ended_without_a_manager_does_not_wait_f
     register = local.Register(token="t", rank=0, pid=1000, transfer="g1:10", progress="")
     world._carry_out(world.machine.register(register, world.now))
     assert [end.exit_code for end in world.ended] == [1] and world.killed
-    assert world.said(m.Died)[0].cause == "rank 1 exited 0 before the run was closed"
+    assert world.said(m.Died)[0].cause == "rank 1 exited 0 before the run was closed: it made no Manager"
 
 
 # ---------------------------------------------------------------- waiting

@@ -199,6 +199,8 @@ def train(o: dict[str, Any]) -> None:
             continue
         optimizer.step()
         trace.applied(step.index, model, optimizer, float(step.reduced["loss"]))
+        if behaviour.leaves_early(step.index):
+            break
     behaviour.ends()
     trace.done(model, optimizer)
 
@@ -416,6 +418,12 @@ class Behaviour:
         if self.at("kill-after-backward", step.index) and k == step.share()[-1]:
             self.strike("kill", "compute", step.index)
         return self.at("break", step.index)
+
+    def leaves_early(self, step: int) -> bool:
+        """Whether the loop over the steps is left here, with a word to the others or without."""
+        if self.at("finish-early", step):
+            self.manager.finish()
+        return self.at("finish-early", step) or self.at("leave-loop", step)
 
     def ends(self) -> None:
         if "sleep-at-end" in self.words:

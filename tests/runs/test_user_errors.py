@@ -66,6 +66,21 @@ def test_exit_0_before_the_run_is_closed(job: Job) -> None:
     assert "before the run was closed" in facts.said["g2"]
 
 
+def test_a_loop_left_early_is_told_how_to_end_the_run(job: Job) -> None:
+    job.start_all(3, steps=STEPS, only={"g2": {"behave": f"leave-loop:{AT}"}})
+    facts = job.finish()
+    facts.check(STEPS, LIVE, {"g2": 0})
+    how = f"the loop over manager.steps() was left at step {AT} of {STEPS}; call manager.finish() to end the run early"
+    assert how in facts.lost["g2"].cause and facts.said["g2"].count(how) == 1
+
+
+def test_finish_in_all_groups_at_one_step_ends_the_run_early_and_well(job: Job) -> None:
+    job.start_all(3, steps=STEPS, behave=f"finish-early:{AT}")
+    facts = job.finish()
+    facts.check(AT + 1, ALL, {})
+    assert {event.step for event in facts.all(schema.Finished)} == {AT + 1} and not facts.lost
+
+
 def test_a_bug_alone(job: Job) -> None:
     """One group has nobody to go on for it."""
     job.start_all(1, steps=STEPS, behave=f"raise:{AT}")
