@@ -19,6 +19,10 @@ class UsageError(ToldError):
     exit_code = 2
 
 
+class UserCodeError(RuntimeError):
+    """The user's code raised outside a rank's loop, for instance in a data worker; the message may quote anything."""
+
+
 class RunFolderError(ToldError):
     """The run folder cannot be made or written."""
 

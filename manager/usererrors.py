@@ -15,14 +15,14 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from lightkeeper.errors import ToldError
+from lightkeeper.errors import ToldError, UserCodeError
 from lightkeeper.manager import local
 from lightkeeper.manager.within import Apart
 from lightkeeper.words import say
 
 TEXT_CHARS_MAX = 16_384
 CHAIN_MAX = 16
-_BROKEN = re.compile(r"gloo/transport|gloo::IoException|Connection (closed|reset) by peer|NCCL (error|communicator)")
+_BROKEN = re.compile(r"gloo/transport|gloo::IoException|NCCL (error|communicator)")
 _previous = sys.excepthook
 
 
@@ -60,12 +60,18 @@ def report_exceptions(
 
 
 def is_broken(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it was raised from, is that of a collective whose connection broke."""
+    """Whether an exception, or one that it was raised from, is that of a collective whose connection broke.
+
+    A data set may read over the network, and its error quotes what it met there: only what names the library of the
+    group's own collectives counts, and never what is known to come from elsewhere.
+    """
     for _ in range(CHAIN_MAX):
         if error is None:
             return False
         if isinstance(error, Apart | dist.DistError):
             return True
+        if isinstance(error, ToldError | UserCodeError):
+            return False
         if isinstance(error, RuntimeError) and _BROKEN.search(str(error)):
             return True
         error = error.__cause__ or error.__context__

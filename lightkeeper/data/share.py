@@ -15,7 +15,7 @@ from lightkeeper.data.ahead import DEATHS_MAX, Ahead, Key
 from lightkeeper.data.making import Collate, Failure, Made, Recipe, Task, describe, failure_of, random_state_kept
 from lightkeeper.data.sampler import DealtSampler, Schedule
 from lightkeeper.data.workers import Workers
-from lightkeeper.errors import ToldError, UsageError
+from lightkeeper.errors import ToldError, UsageError, UserCodeError
 from lightkeeper.manager.exits import describe_exit
 from lightkeeper.manager.watch import Watcher
 from lightkeeper.words import say
@@ -30,7 +30,7 @@ STALL_S = 600.0  # the same without a manager
 CONTEXTS = ("fork", "forkserver", "spawn")
 
 
-class SampleError(RuntimeError):
+class SampleError(UserCodeError):
     """The data set (or `collate`, or `worker_init`) raised; the message has its traceback.
 
     Attributes:
