@@ -77,7 +77,7 @@ class Ends(Answers):
         rank, error = min(self.victims.items())
         cause = f"rank {rank} lost its connection to the other ranks of the group: {briefly(error.message)}"
         self.died = m.Died(cause, rank, "", error.step)
-        return [Tell(self.died), *self._finish(1, cause)]
+        return [Tell(self.died), *self._finish(exits.ORPHANED, cause)]
 
     @property
     def owes_word(self) -> bool:

@@ -6,8 +6,9 @@ from groupworld import GroupWorld
 
 from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.manager import local
+from lightkeeper.manager import exits, local
 from lightkeeper.manager.ends import CAUSE_S_MAX
+from lightkeeper.manager.restarts import GroupEnd, may_restart
 
 
 def broken(rank_error: str = "Connection closed by peer") -> local.RankError:
@@ -69,7 +70,8 @@ def test_if_no_rank_is_the_cause_they_came_apart_and_nobody_has_a_bug() -> None:
     world.pass_s(0.75)
     (died,) = world.said(m.Died)
     assert died.error is None and "rank 1 lost its connection to the other ranks" in died.cause
-    assert [end.exit_code for end in world.ended] == [1] and world.killed
+    assert [end.exit_code for end in world.ended] == [exits.ORPHANED] and world.killed
+    assert may_restart(GroupEnd(exits.ORPHANED, 1)), "it is the network's fault: started again it heals"
 
 
 def test_if_all_ranks_are_victims_nothing_is_waited_for() -> None:
