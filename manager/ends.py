@@ -124,7 +124,7 @@ class Ends(Answers):
 
     def _died_of(self, rank: int, error: local.RankError, how: str) -> m.Died:
         """Said as soon as the exception ends the loop: an interpreter may take seconds to exit after it."""
-        user_error = m.UserError(error.step, error.type, error.message, error.where)
+        user_error = m.UserError(error.step, error.type, briefly(error.message), error.where)
         return m.Died(f"rank {rank} {how}", rank, "", error.step, user_error)
 
     def _give_up(self, reason: str) -> list[Action]:

@@ -53,6 +53,21 @@ def test_the_rank_with_the_users_bug_is_the_cause() -> None:
     assert [type(event) for event in world.events] == [schema.UserError]
 
 
+def test_a_traceback_in_a_message_is_for_the_events_and_all_else_is_one_line() -> None:
+    message = "sample 3 of the data set failed: OSError: gone\n\nTraceback (most recent call last):\n  File a, line 3\n"
+    world = GroupWorld(ranks=2)
+    world.start()
+    world.rank_says(1, local.RankError(step=5, type="SampleError", message=message, where="w", traceback="T"))
+    world.rank_ends(1, 1)
+    (event,) = world.events
+    assert isinstance(event, schema.UserError) and event.message == message
+    first, last = world.said(m.Died)
+    assert first.cause == "rank 1 raised SampleError: sample 3 of the data set failed: OSError: gone"
+    assert last.cause == "rank 1 exited 1 after SampleError: sample 3 of the data set failed: OSError: gone"
+    assert first.error is not None and first.error == last.error and "\n" not in first.error.message
+    assert [end.reason for end in world.ended] == [last.cause]
+
+
 def test_a_bug_of_all_ranks_is_told_once() -> None:
     world = GroupWorld(ranks=2)
     world.start()

@@ -54,9 +54,23 @@ def test_only_what_broke_and_where_is_left(said: str, left: str) -> None:
     [
         "all-reduce of e1r0 aborted: epoch 2 is being prepared",
         "all-reduce of e1r0 unfinished after 5.0 s",
-        "ValueError: Read the manual\n[it is in the second line]",
         "",
     ],
 )
 def test_what_is_no_text_of_gloos_stays_as_it_is(said: str) -> None:
     assert briefly(said) == said
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("\n\nRead the manual \nTraceback (most recent call last):\n  File x", "Read the manual"),
+        (
+            f"sample 3 failed: OSError: gone\n\nTraceback:\n[{PAIR}:553] Connection closed",
+            "sample 3 failed: OSError: gone",
+        ),
+        ("\n \n", ""),
+    ],
+)
+def test_of_other_texts_the_first_line_is_left(said: str, left: str) -> None:
+    assert briefly(said) == left
