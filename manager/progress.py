@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightkeeper.errors import ToldError
+
 PHASES = (
     "start",
     "join",
@@ -56,21 +58,29 @@ class Progress:
     microbatch_us: int = 0
 
 
+class PageNotMade(ToldError):
+    """A rank cannot show what it does."""
+
+
 class ProgressPage:
     """The rank's end.
 
     Args:
         path: file to create; its folder exists.
+
+    Raises:
+        PageNotMade: there is no room for it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, SIZE)
-            self._page = mmap.mmap(descriptor, SIZE)
-        finally:
-            os.close(descriptor)
+            self._page = _mapped(path)
+        except OSError as error:
+            raise PageNotMade(
+                f"cannot write in {path.parent}: {error.strerror or error}; make room there, or set TMPDIR to another "
+                "folder"
+            ) from error
         self.phase, self.step = "start", 0
         self.microbatch_us = 0  # shown from the next phase on
         self.enter("start", 0)
@@ -84,6 +94,15 @@ class ProgressPage:
     def beat(self) -> None:
         """The rank's listening thread lives."""
         _BEAT.pack_into(self._page, _BEAT_AT, time.monotonic_ns())
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, SIZE)  # a hole on a full disk would end the rank by SIGBUS, in any phase
+        return mmap.mmap(descriptor, SIZE)
+    finally:
+        os.close(descriptor)
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightkeeper.manager.progress import PHASES, SIZE, ProgressPage, read_progress
+from lightkeeper.manager.progress import PHASES, SIZE, PageNotMade, ProgressPage, read_progress
 
 SCRIPT = """
 import sys
@@ -71,3 +72,17 @@ def test_no_page_or_half_a_page_is_none(tmp_path: Path) -> None:
 def test_others_may_not_read_it(tmp_path: Path) -> None:
     ProgressPage(tmp_path / "page")
     assert (tmp_path / "page").stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_is_told_when_the_page_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped without its blocks it would be made, and end the rank by SIGBUS when it is first written."""
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        assert (offset, length) == (0, SIZE)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ProgressPage(tmp_path / "page")
+    assert (tmp_path / "page").stat().st_blocks > 0
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(PageNotMade, match=f"cannot write in {tmp_path}: No space left on device"):
+        ProgressPage(tmp_path / "page")
