@@ -15,14 +15,45 @@ import tempfile
 import time
 from pathlib import Path
 
+from lightkeeper.errors import ToldError
+
 SOCKET = "manager.sock"
 AGE_S_MIN = 60.0  # a manager that is just being started has no socket yet, and may be of a container with other pids
+ROOM_BYTES = 1 << 16  # the ranks' pages, a block each
 _NAME = re.compile(r"lightkeeper-([1-9][0-9]{0,9})-[a-z0-9_]{8}")
 
 
+class FolderNotMade(ToldError):
+    """There is no room, or no right, to make a group's folder."""
+
+
 def make_folder() -> Path:
-    """A new folder, of this user alone, named after this process."""
-    return Path(tempfile.mkdtemp(prefix=f"lightkeeper-{os.getpid()}-"))
+    """A new folder, of this user alone, named after this process; there is room in it for what a group needs.
+
+    Raises:
+        FolderNotMade: there is not.
+    """
+    folder: Path | None = None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"lightkeeper-{os.getpid()}-"))
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        where = folder.parent if folder is not None else _temporary()
+        raise FolderNotMade(
+            f"cannot make a folder for the group in {where}: {error.strerror or error}; make room there, or set TMPDIR "
+            "to another folder"
+        ) from error
+    return folder
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return os.environ.get("TMPDIR", "the folder of temporary files")
 
 
 def remove_left_over(parent: Path | None = None, age_s_min: float = AGE_S_MIN) -> list[Path]:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightkeeper.errors import UsageError
-from lightkeeper.manager import exits, faults
+from lightkeeper.manager import faults
 from lightkeeper.manager.addresses import own_host
 from lightkeeper.manager.agent import NodeAgent
-from lightkeeper.manager.folders import SOCKET, make_folder
+from lightkeeper.manager.folders import SOCKET, FolderNotMade, make_folder
 from lightkeeper.manager.ranks import END_S, RankProcesses, Rendezvous, open_rendezvous
-from lightkeeper.manager.restarts import GroupEnd, Restarts, may_restart
+from lightkeeper.manager.restarts import PAUSE_S_MAX, GroupEnd, Restarts, may_restart
 from lightkeeper.manager.service import ManagerService, new_incarnation
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
 from lightkeeper.manager.warm import WarmRanks
@@ -72,8 +72,11 @@ class Launcher:
 
     async def _serve_all(self) -> int:
         while True:
+            folder = await self._new_folder()
+            if folder is None:
+                return 0  # nothing runs, so it has left
             began_s = time.monotonic()
-            service = self._new_service(make_folder() / SOCKET)
+            service = self._new_service(folder / SOCKET)
             try:
                 end = await (self._serve(service) if isinstance(service, ManagerService) else self._serve_node(service))
             finally:
@@ -89,11 +92,31 @@ class Launcher:
             then = f" in {pause_s:.0f} s" if pause_s else ""
             left = f"{self.restarts.left} of {self.restarts.allowed} restarts left"
             service.say(f"is started again{then} ({service.why}); {left}")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), pause_s)
-            if self._asked.is_set():
-                return exits.ASKED
+            await self._pause(pause_s)
             self.starts += 1
+
+    async def _new_folder(self) -> Path | None:
+        """The folder of the next start; None if the launcher was asked to leave before there was one.
+
+        Raises:
+            FolderNotMade: at the first start at once, later if there was no room for as long as the outage budget.
+        """
+        until_s, pause_s = time.monotonic() + (self.settings.outage_budget_s if self.starts else 0.0), 1.0
+        while not self._asked.is_set():
+            try:
+                return make_folder()
+            except FolderNotMade as error:
+                if time.monotonic() + pause_s > until_s:
+                    raise
+                self._say(f"waits for room for its next start: {error}")
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        return None
+
+    async def _pause(self, pause_s: float) -> None:
+        """So long, or until somebody asks to leave."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._asked.wait(), pause_s)
 
     def _asked_to_leave(self, name: str) -> None:
         self._asked.set()

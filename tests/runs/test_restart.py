@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -164,8 +165,40 @@ def test_sigterm_between_two_starts_ends_the_launcher(job: Job) -> None:
     launcher = job.start_command("g0", [script(job), "SIGKILL"], env=restarts(9))
     job.until(lambda: "started again in 4 s" in job.said("g0"), "a pause long enough to be met", 30)
     launcher.send_signal(signal.SIGTERM)
-    assert job.wait("g0", within_s=3)["g0"] == 143
+    assert job.wait("g0", within_s=3)["g0"] == 0, "nothing runs, and nobody waits for it"
     assert len(starts(job)) == 5
+
+
+def test_a_restart_waits_until_its_folder_can_be_made(job: Job) -> None:
+    """As on a full disk: no folder can be made, for a while."""
+    text = (
+        "import os, shutil\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    shutil.rmtree(os.environ['TMPDIR'])\n"
+    )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:  # a socket's path is bounded
+        folder = Path(parent) / "t"
+        folder.mkdir()
+        env = {**restarts(2), "TMPDIR": str(folder), "LIGHTKEEPER_OUTAGE_BUDGET_S": "20"}
+        launcher = job.start_command("g0", [script(job, text + DIES), "SIGKILL"], env=env)
+        job.until(lambda: "waits for room for its next start" in job.said("g0"), "its line", 30)
+        assert f"cannot make a folder for the group in {folder}: No such file or directory" in job.said("g0")
+        assert launcher.poll() is None and starts(job) == ["start 0"]
+        folder.mkdir()
+        assert job.wait("g0")["g0"] == 137
+    assert starts(job) == ["start 0", "start 1", "start 2"], "no restart is used up by the wait"
+    assert "Traceback" not in job.said("g0")
+
+
+def test_no_folder_for_as_long_as_the_outage_budget_is_the_end(job: Job) -> None:
+    text = "import os, shutil\nshutil.rmtree(os.environ['TMPDIR'])\n"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:
+        folder = Path(parent) / "t"
+        folder.mkdir()
+        env = {**restarts(2), "TMPDIR": str(folder), "LIGHTKEEPER_OUTAGE_BUDGET_S": "2"}
+        job.start_command("g0", [script(job, text + DIES), "SIGKILL"], env=env)
+        assert job.wait("g0")["g0"] == 1
+    assert job.said("g0").splitlines()[-1].startswith(f"lightkeeper: cannot make a folder for the group in {folder}")
+    assert "Traceback" not in job.said("g0") and starts(job) == ["start 0"]
 
 
 def test_nothing_is_left_of_a_second_start_whose_launcher_is_killed(job: Job, tmp_path: Path) -> None:

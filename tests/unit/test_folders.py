@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -108,3 +109,14 @@ def test_a_new_folder_is_named_after_its_process(monkeypatch: pytest.MonkeyPatch
     os.utime(made, (0, 0))
     assert folders.remove_left_over() == [], "its process lives"
     assert folders._NAME.fullmatch(made.name)
+
+
+def test_a_folder_without_room_is_none(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(folders.FolderNotMade, match=f"for the group in {parent}: No space left on device"):
+        folders.make_folder()
+    assert list(parent.iterdir()) == []
