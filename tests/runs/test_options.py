@@ -22,8 +22,13 @@ SHOWN_BY = {
     "group": "test_clean: names of the members",
     "groups": "test_groups",
     "minimum": "test_minimum",
+    "spares": "test_spares: who returns is the spare",
+    "role": "test_spares: a reserve is parked; machines/test_lighthouse_spares: set up as a spare",
     "start_window_s": "test_start_window",
     "ranks": "test_ranks",
+    "nnodes": "test_nodes",
+    "node_rank": "test_nodes",
+    "manager": "test_nodes: where the agent looks for it",
     "token": "test_refusals",
     "run_folder": "test_event_log.test_a_run_without_a_folder",
     "outage_budget_s": "test_outage_budget",
@@ -31,6 +36,8 @@ SHOWN_BY = {
     "bucket_mb": "test_bucket_mb",
     "history_mb": "test_heal: a joiner slower than training",
     "fingerprint_every": "test_fingerprint_every",
+    "deal": "test_dealing",
+    "notice_file": "test_leave",
 }
 
 
