@@ -15,6 +15,16 @@ def say(line: str, stdout: bool = False) -> None:
         pass
 
 
+def article(noun: str) -> str:
+    """``an int``, ``a list``."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 item``, ``2 items``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 class Seldom:
     """Lets a few lines a second through, so that a flood of what they tell of does not fill the disk.
 

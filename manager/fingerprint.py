@@ -17,6 +17,7 @@ import xxhash
 from torch import nn
 
 from lightkeeper.manager.buckets import local_tensor, placements_of
+from lightkeeper.words import article
 
 Modules: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -147,7 +148,7 @@ def _scalar_bytes(path: str, value: Any) -> bytes:
         return str(value).encode()
     if isinstance(value, bytes):
         return value
-    raise TypeError(f"{path or 'a value'} is a {type(value).__name__}: it cannot be fingerprinted")
+    raise TypeError(f"{path or 'a value'} is {article(type(value).__name__)}: it cannot be fingerprinted")
 
 
 def _kind(tensor: torch.Tensor) -> str:

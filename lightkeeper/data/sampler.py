@@ -92,8 +92,9 @@ def samples(
     schedule = microbatches if isinstance(microbatches, Schedule) else Schedule(microbatches)
     if not 0 <= k < schedule.of(step):
         raise ValueError(f"step {step} has microbatches 0..{schedule.of(step) - 1}, got {k}")
-    if size < 1 or n < 1:
-        raise ValueError(f"size and n must be at least 1, got {size} and {n}")
+    for name, value in (("size", size), ("n", n)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     if world_size < 1 or size % world_size or not 0 <= rank < world_size:
         raise ValueError(f"{world_size} ranks cannot split a microbatch of {size} (rank {rank})")
     part = size // world_size

@@ -18,7 +18,7 @@ from lightkeeper.data.workers import Workers
 from lightkeeper.errors import ToldError, UsageError, UserCodeError
 from lightkeeper.manager.exits import describe_exit
 from lightkeeper.manager.watch import Watcher
-from lightkeeper.words import say
+from lightkeeper.words import article, say
 
 if TYPE_CHECKING:
     from lightkeeper.manager.step import Step
@@ -346,9 +346,11 @@ def _check(workers: int, prefetch: int, context: str, pin_memory: bool) -> None:
 
 def _check_fits(dataset: Any, sampler: Sampler) -> None:
     if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
-        raise UsageError(f"a {type(dataset).__name__} has no __getitem__: StreamLoader reads iterable sources")
+        raise UsageError(f"{article(type(dataset).__name__)} has no __getitem__: StreamLoader reads iterable sources")
     if not callable(sampler):
-        raise UsageError(f"a {type(sampler).__name__} cannot be asked for (step, microbatch): give a DealtSampler")
+        raise UsageError(
+            f"{article(type(sampler).__name__)} cannot be asked for (step, microbatch): give a DealtSampler"
+        )
     if isinstance(sampler, DealtSampler) and hasattr(dataset, "__len__") and len(dataset) != sampler.n:
         raise UsageError(f"the sampler deals {sampler.n} samples, the data set has {len(dataset)}")
 

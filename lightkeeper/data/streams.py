@@ -17,7 +17,7 @@ import torch
 from lightkeeper.data.positions import StateTooLarge, advance, pack_state, unpack_state, words_for
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.manager.watch import Watcher
-from lightkeeper.words import say
+from lightkeeper.words import counted, say
 
 if TYPE_CHECKING:
     from lightkeeper.manager.step import Step
@@ -228,10 +228,11 @@ class StreamLoader(Watcher):
         self._moved, self._said_s = _Moved(), time.monotonic()
         slots = list(dict.fromkeys(moved.slots))
         which = ", ".join(map(str, slots[:8])) + (", ..." if len(slots) > 8 else "")
+        s = "" if len(slots) == 1 else "s"
         when = f"step {index}" if moved.since == index else f"steps {moved.since} to {index}"
         line = (
-            f"{when}: took over the streams of slots {which}: {moved.skipped} items read again and thrown away, "
-            f"{moved.loaded} states loaded, {moved.seconds:.2f} s"
+            f"{when}: took over the stream{s} of slot{s} {which}: {counted(moved.skipped, 'item')} read again and "
+            f"thrown away, {counted(moved.loaded, 'state')} loaded, {moved.seconds:.2f} s"
         )
         if moved.skipped > NEAR_ITEMS and hasattr(self._readers[slots[0]].stream, "state_dict") and not self._hinted:
             self._hinted = self._state_bytes == 0

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lightkeeper.errors import UsageError
+from lightkeeper.words import article
 
 Json: TypeAlias = Any
 TensorOut: TypeAlias = Callable[[str, torch.Tensor], None]
@@ -124,7 +125,7 @@ class _Encoder:
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Json:
         if self._tensor_out is None:
-            raise StateRefused(f"{path} is a {_type_name(tensor)}: no tensor is allowed here")
+            raise StateRefused(f"{path} is {article(_type_name(tensor))}: no tensor is allowed here")
         self._tensor_out(path, tensor)
         return ["tensor", path]
 
@@ -147,7 +148,7 @@ def _scalar(value: Any, path: str) -> Json:
         return value if kind is str else ["bytes", base64.b64encode(value).decode()]
     if kind is torch.dtype:
         return ["dtype", dtype_name(value, path)]
-    raise StateRefused(f"{path} is a {_type_name(value)}, which cannot be copied exactly")
+    raise StateRefused(f"{path} is {article(_type_name(value))}, which cannot be copied exactly")
 
 
 def _type_name(value: Any) -> str:

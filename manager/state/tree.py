@@ -16,6 +16,7 @@ from torch import nn
 
 from lightkeeper.manager.buckets import local_tensor, placements_of
 from lightkeeper.manager.state.codec import Json, StateRefused, dtype_name, encode
+from lightkeeper.words import article
 
 Kind: TypeAlias = Literal["module", "optimizer", "tensor", "object"]
 
@@ -68,15 +69,15 @@ def kind_of(obj: Any, name: str) -> Kind:
         own = type(obj)
         if own.state_dict is not torch.optim.Optimizer.state_dict:
             raise StateRefused(
-                f"{name} is a {own.__qualname__} with a state_dict() of its own, which may hold more than the state "
-                "of its parameters: register an object with state_dict() and load_state_dict() that wraps it"
+                f"{name} is {article(own.__qualname__)} with a state_dict() of its own, which may hold more than the "
+                "state of its parameters: register an object with state_dict() and load_state_dict() that wraps it"
             )
         return "optimizer"
     if isinstance(obj, torch.Tensor):
         return "tensor"
     if callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None)):
         return "object"
-    raise StateRefused(f"{name} is a {type(obj).__qualname__}: it has no state_dict() and load_state_dict()")
+    raise StateRefused(f"{name} is {article(type(obj).__qualname__)}: it has no state_dict() and load_state_dict()")
 
 
 def capture(name: str, obj: Any) -> Captured:
@@ -96,7 +97,9 @@ def capture(name: str, obj: Any) -> Captured:
 
     def plain_only(path: str, tensor: torch.Tensor) -> None:
         if type(tensor) not in _PLAIN:
-            raise StateRefused(f"{path} is a {type(tensor).__qualname__}: register the module or optimizer it is of")
+            raise StateRefused(
+                f"{path} is {article(type(tensor).__qualname__)}: register the module or optimizer it is of"
+            )
         captured.leaves.extend(leaves_of(path, tensor))
 
     return Captured(kind, captured.leaves, encode(obj.state_dict(), name, plain_only))
@@ -121,7 +124,7 @@ def leaves_of(path: str, tensor: torch.Tensor, wrap: str = "") -> Iterator[Leaf]
         for attribute in inner:
             yield from leaves_of(f"{path}.{attribute}", getattr(tensor, attribute), f"{kind}.{attribute} ")
     else:
-        raise StateRefused(f"{path} is a {type(tensor).__qualname__}, which does not say what it is made of")
+        raise StateRefused(f"{path} is {article(type(tensor).__qualname__)}, which does not say what it is made of")
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

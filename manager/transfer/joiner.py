@@ -26,6 +26,7 @@ from lightkeeper.manager.state.restore import StateDoesNotFit, Target
 from lightkeeper.manager.transfer.client import DonorRefused, StartOver, TransferFailed, connect, receive_reply
 from lightkeeper.manager.transfer.ranges import RangeQueue
 from lightkeeper.manager.transfer.wire import Connection, WireError
+from lightkeeper.words import counted
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Progress:
 
     def __str__(self) -> str:
         return (
-            f"{self.nbytes / _MIB:.0f} of {self.total / _MIB:.0f} MiB from {self.donors} donors in "
+            f"{self.nbytes / _MIB:.0f} of {self.total / _MIB:.0f} MiB from {counted(self.donors, 'donor')} in "
             f"{self.seconds:.1f} s, {self.mib_per_s:.0f} MiB/s"
         )
 

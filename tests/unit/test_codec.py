@@ -81,7 +81,7 @@ class Odd(int):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"a": [1, object()]}, r"x\.a\.1 is a object"),
+        ({"a": [1, object()]}, r"x\.a\.1 is an object"),
         ({"a": Odd(3)}, r"x\.a is a .*Odd"),
         ({"lr": np.float64(0.1)}, r"x\.lr is a numpy\.float64"),
         ({"f": print}, r"x\.f is a builtin_function_or_method"),

@@ -82,7 +82,7 @@ def test_any_dtype(dtype):
 def test_what_has_no_bits_is_refused_with_its_path():
     model, optimizer = trained()
     optimizer.param_groups[0]["odd"] = object()
-    with pytest.raises(TypeError, match=r"optimizer\.0\.0\.odd is a object"):
+    with pytest.raises(TypeError, match=r"optimizer\.0\.0\.odd is an object"):
         fingerprint(model, optimizer)
     with pytest.raises(TypeError, match="sparse"):
         raw_bytes(torch.zeros(2, 2).to_sparse())

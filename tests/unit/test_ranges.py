@@ -139,7 +139,7 @@ def test_progress_and_a_warning_about_the_rate(donors, monkeypatch):
     fetch_state([relay.address], "secret", Training(1).registry, NAME, options, seen.append, lines.append)
     relay.close()
     assert len(seen) >= 3 and seen[-1].nbytes == seen[-1].total
-    assert any("MiB from 1 donors" in line and "fetching the state of step 4" in line for line in lines)
+    assert any("MiB from 1 donor " in line and "fetching the state of step 4" in line for line in lines)
     assert sum("far under the 1000000 MiB/s" in line for line in lines) == 1
     assert "MiB/s, from 1 donors" in lines[-1]
 

@@ -226,16 +226,16 @@ class Subclass(torch.Tensor):
 @pytest.mark.parametrize(
     ("obj", "says"),
     [
-        (Own({"a": [1, {"b": object()}]}), r"thing\.a\.1\.b is a object"),
+        (Own({"a": [1, {"b": object()}]}), r"thing\.a\.1\.b is an object"),
         (Own({"f": lambda: 1}), r"thing\.f is a function"),
         (Own({"t": torch.ones(2).to_sparse()}), r"thing\.t is a torch.sparse_coo tensor"),
         (Own({"t": torch.ones(2, device="meta")}), r"thing\.t is on device meta"),
         (Own({1: torch.ones(2), "1": torch.ones(2)}), r"thing\.1 names two tensors"),
         (torch.ones(3).as_subclass(Subclass), "thing is a Subclass, which does not say"),
-        (nn.LazyLinear(3), r"thing\.weight is a UninitializedParameter"),
+        (nn.LazyLinear(3), r"thing\.weight is an UninitializedParameter"),
         (OwnOptimizer([nn.Parameter(torch.ones(1))], lr=1.0), "state_dict.. of its own"),
-        (object(), "thing is a object: it has no state_dict"),
-        (3, "thing is a int"),
+        (object(), "thing is an object: it has no state_dict"),
+        (3, "thing is an int"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_at_register_by_path_and_type(obj, says):

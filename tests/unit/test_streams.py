@@ -144,10 +144,10 @@ def test_an_heir_reads_on_where_the_last_committed_step_ended(capsys: pytest.Cap
     assert loaders[0].batch(3, 1) == 1003, "asked for twice in a step, read once"
     commit(groups[:1], 3)
     assert loaders[0].positions.tolist() == [4, 4]
-    told = [line for line in capsys.readouterr().err.splitlines() if "streams of slots" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "took over the stream" in line]
     assert len(told) == 1, told
     assert told[0].startswith(
-        "lightkeeper: step 3: took over the streams of slots 1: 3 items read again and thrown away, 0 states "
+        "lightkeeper: step 3: took over the stream of slot 1: 3 items read again and thrown away, 0 states "
     )
 
 
@@ -170,8 +170,7 @@ def test_states_spare_the_reading(capsys: pytest.CaptureFixture[str]) -> None:
     commit([groups[0], joiner], 3)
     assert loaders[0].positions.tolist() == [4, 4]
     assert (
-        "took over the streams of slots 1: 0 items read again and thrown away, 1 states loaded"
-        in capsys.readouterr().err
+        "took over the stream of slot 1: 0 items read again and thrown away, 1 state loaded" in capsys.readouterr().err
     )
 
 
@@ -200,13 +199,13 @@ def test_what_is_taken_over_soon_after_is_summed_up(
             monkeypatch.setattr(streams, "SAY_EVERY_S", 0.0)
     lines = capsys.readouterr().err.splitlines()
     told = [line.removeprefix("lightkeeper: ").rpartition(", ")[0] for line in lines]
-    cost = "took over the streams of slots 0: {} items read again and thrown away, {} states loaded"
+    cost = "took over the stream of slot 0: {} read again and thrown away, {} loaded"
     assert told == [
-        "step 1: " + cost.format(0, 1),  # the first of each group at once
-        "step 2: " + cost.format(1, 0),
-        "steps 4 to 6: " + cost.format(2, 0),
-        "steps 3 to 6: " + cost.format(2, 0),
-        "step 7: " + cost.format(1, 0),
+        "step 1: " + cost.format("0 items", "1 state"),  # the first of each group at once
+        "step 2: " + cost.format("1 item", "0 states"),
+        "steps 4 to 6: " + cost.format("2 items", "0 states"),
+        "steps 3 to 6: " + cost.format("2 items", "0 states"),
+        "step 7: " + cost.format("1 item", "0 states"),
     ]
 
 
