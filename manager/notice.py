@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightkeeper.errors import UsageError
+
 LOOK_S = 0.2
 CHARS_MAX = 64
 DEADLINE_S_MAX = 86_400.0
@@ -28,6 +30,19 @@ class Notice:
 
     deadline_s: float | None = None
     problem: str = ""
+
+
+def check_folder(path: str) -> None:
+    """A file can appear only where there is a folder; asked once, when a group is started.
+
+    Args:
+        path: of the file; empty if none is looked for.
+
+    Raises:
+        UsageError: there is none, so the notice would never be seen.
+    """
+    if path and not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"--notice-file {path}: there is no folder {Path(path).absolute().parent}")
 
 
 def read_notice(path: Path) -> Notice | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,22 @@ from lightkeeper.errors import UsageError
 from lightkeeper.lighthouse.spares import MEMBER, ROLES
 from lightkeeper.manager.addresses import check_lighthouse, has_alternatives
 from lightkeeper.wire import split_address
+from lightkeeper.words import counted
 
 PREFIX = "LIGHTKEEPER_"
 START_BUDGETS = 10
+STRANGE_CHARS_MAX = 400
 GROUPS_MAX = 1_000_000
 DEALS = ("speed", "even")
 NODES_MAX = 10_000
+OTHER_VARIABLES = frozenset(
+    [
+        *("MEMBERS", "TOKEN_FILE", "RESTARTS", "WARM"),  # options that are no fields
+        *("SOCKET", "PARENT", "FAULT", "REDUCTION"),  # from one of our processes to another, and for tests of a job
+        *("SEED", "HISTORIES", "REWRITE", "PROTOC_PYTHON"),  # for this project's own tests
+    ]
+)
+_OF_A_SERVICE = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_|$)")  # Kubernetes sets these after a service's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +93,7 @@ class Settings:
         if not 1 <= self.minimum <= self.groups:
             raise UsageError(f"minimum {self.minimum} of {self.groups} groups: 1 <= minimum <= groups must hold")
         if not 0 <= self.spares < self.groups:
-            raise UsageError(f"{self.spares} spares of {self.groups} groups: 0 <= spares < groups must hold")
+            raise UsageError(f"spares {self.spares} of {self.groups} groups: 0 <= spares < groups must hold")
         if self.role not in ROLES:
             raise UsageError(f"role {self.role!r}: give {', '.join(ROLES[:-1])} or {ROLES[-1]}")
         if self.ranks < 1:
@@ -117,7 +129,8 @@ class Settings:
     def _check_nodes(self) -> None:
         if not 1 <= self.nnodes <= NODES_MAX or self.ranks % self.nnodes:
             raise UsageError(
-                f"nnodes {self.nnodes}: give 1 to {NODES_MAX} nodes; each has as many of the group's {self.ranks} ranks"
+                f"nnodes {self.nnodes}: give 1 to {NODES_MAX} nodes; each has as many of the group's "
+                f"{counted(self.ranks, 'rank')}"
             )
         if not 0 <= self.node_rank < self.nnodes:
             raise UsageError(f"node_rank {self.node_rank}: of {self.nnodes} nodes give 0 to {self.nnodes - 1}")
@@ -183,6 +196,21 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: Any) ->
     return Settings(**values)
 
 
+def strange_variables(environment: Mapping[str, str]) -> str:
+    """A line on variables that look like options and are none; empty if there is no such variable.
+
+    It is no error: another version may know them, and a Kubernetes service sets variables after its own name.
+    """
+    known = {field.name.upper() for field in dataclasses.fields(Settings)} | OTHER_VARIABLES
+    given = sorted(name.removeprefix(PREFIX) for name in environment if name.startswith(PREFIX))
+    told = []
+    for name in given:
+        if name not in known and not _OF_A_SERVICE.search(name):
+            near = difflib.get_close_matches(name, known, 1)
+            told.append(f"{PREFIX}{name} is not an option" + (f" ({PREFIX}{near[0]} is)" if near else ""))
+    return ", ".join(told)[:STRANGE_CHARS_MAX]
+
+
 def _groups_of(members: int, values: Mapping[str, Any]) -> int:
     """`groups`, where it is said how many of them work.
 
@@ -191,7 +219,7 @@ def _groups_of(members: int, values: Mapping[str, Any]) -> int:
     """
     spares = values.get("spares", 0)
     if values.get("groups", members + spares) != members + spares:
-        told = f"{members} members and {spares} spares, and {values['groups']} groups"
+        told = f"members {members} and spares {spares}, and groups {values['groups']}"
         raise UsageError(f"{told}: groups are members and spares together; leave one of them out")
     return int(members + spares)
 

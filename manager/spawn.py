@@ -12,7 +12,9 @@ from pathlib import Path
 from lightkeeper.errors import ToldError
 from lightkeeper.manager.exits import describe_exit
 from lightkeeper.manager.folders import SOCKET, make_folder
-from lightkeeper.manager.settings import Settings
+from lightkeeper.manager.notice import check_folder
+from lightkeeper.manager.settings import Settings, strange_variables
+from lightkeeper.words import say
 
 SOCKET_VARIABLE = "LIGHTKEEPER_SOCKET"
 PARENT_VARIABLE = "LIGHTKEEPER_PARENT"
@@ -54,6 +56,9 @@ def find_or_start_manager(settings: Settings, rank: int) -> StartedManager:
         raise ManagerNotStarted(
             "a group of several ranks is started by `lightkeeper launch --ranks N`, which starts its manager"
         )
+    if strange := strange_variables(os.environ):
+        say(f"lightkeeper: {strange}")
+    check_folder(settings.notice_file)
     path = make_folder() / SOCKET
     environment = {
         **os.environ,

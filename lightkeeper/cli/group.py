@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from inspect import Parameter, signature
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from lightkeeper.cli.options import TOKEN_FILE_VARIABLE, require_token
 from lightkeeper.errors import UsageError
+from lightkeeper.words import say
 
 if TYPE_CHECKING:
     from lightkeeper.manager.settings import Settings
@@ -108,9 +110,13 @@ def settings(token_file: Path | None, run_folder: Path | None, notice_file: Path
     Raises:
         UsageError: a value is wrong, or the group has no name or no token.
     """
-    from lightkeeper.manager.settings import read_settings
+    from lightkeeper.manager.notice import check_folder
+    from lightkeeper.manager.settings import read_settings, strange_variables
 
+    if strange := strange_variables(os.environ):
+        say(f"lightkeeper: {strange}")
     if not given.get("group"):
         raise UsageError("--group NAME is missing: every replica group needs a name of its own, e.g. g0")
     folder, notice = (None if path is None else str(path.absolute()) for path in (run_folder, notice_file))
+    check_folder(notice or "")
     return read_settings(token=require_token(token_file), run_folder=folder, notice_file=notice, **given)

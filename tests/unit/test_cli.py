@@ -322,3 +322,17 @@ def test_events_tells_torn_lines_and_sums_up(a_run: Path, capsys: pytest.Capture
 
 def test_bench_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "list"]) == 0
+
+
+def test_a_notice_that_could_never_appear_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "none" / "notice"
+    assert run(["launch", "--group", "g0", "--notice-file", str(path), "--", "train.py"]) == 2
+    assert one_line(capsys) == f"--notice-file {path}: there is no folder {path.parent}"
+
+
+def test_a_misspelt_variable_is_told(
+    handed: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LIGHTKEEPER_MINIMUN", "2")
+    assert run(["launch", "--group", "g0", "--", "train.py"]) == 7, "it goes on"
+    assert one_line(capsys) == "LIGHTKEEPER_MINIMUN is not an option (LIGHTKEEPER_MINIMUM is)"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightkeeper.errors import UsageError
-from lightkeeper.manager.settings import PREFIX, Settings, read_settings, read_token
+from lightkeeper.manager.settings import PREFIX, Settings, read_settings, read_token, strange_variables
 
 GOOD: dict[str, Any] = {
     "lighthouse": "lh.example:1234", "job": "run-7_a.b", "group": "g5", "groups": 9, "minimum": 2,
@@ -50,6 +51,29 @@ def test_all_options_there_and_back_through_the_environment() -> None:
     assert read_settings(settings.to_environment()) == settings
 
 
+def test_a_misspelt_variable_is_told_and_no_other() -> None:
+    known = dict.fromkeys(Settings(**GOOD).to_environment(), "")
+    kubernetes = [
+        "LIGHTHOUSE_SERVICE_HOST",
+        "LIGHTHOUSE_PORT",
+        "LIGHTHOUSE_PORT_29400_TCP_ADDR",
+        "LIGHTHOUSE_SERVICE_PORT_A",
+    ]
+    known |= {PREFIX + name: "" for name in kubernetes} | {"PATH": "", "LIGHT": ""}
+    assert strange_variables(known) == ""
+    told = strange_variables({**known, PREFIX + "MINIMUN": "2", PREFIX + "XYZZY": "1"})
+    assert told == "LIGHTKEEPER_MINIMUN is not an option (LIGHTKEEPER_MINIMUM is), LIGHTKEEPER_XYZZY is not an option"
+
+
+def test_no_variable_that_the_project_reads_is_taken_for_a_misspelt_one() -> None:
+    root = Path(__file__).parents[2]
+    folders = ("lightkeeper", "manager", "lighthouse", "bench", "docs")
+    paths = [path for name in folders for path in (root / name).rglob("*") if path.suffix in (".py", ".md")]
+    text = "".join(path.read_text() for path in [*paths, *(root / "scripts").glob("[a-z]*")] if path.is_file())
+    read = set(re.findall(r"LIGHTKEEPER_[A-Z_]+[A-Z]", text)) - {"LIGHTKEEPER_MINIMUN"}
+    assert len(read) > 10 and strange_variables(dict.fromkeys(read, "")) == ""
+
+
 def test_none_is_not_given() -> None:
     assert read_settings({PREFIX + "GROUP": "g3"}, group=None).group == "g3"
 
@@ -58,12 +82,12 @@ BAD: list[tuple[str, Any, str]] = [
     ("minimum", 0, "1 <= minimum <= groups must hold"),
     ("minimum", 2, "minimum 2 of 1 groups"),
     ("groups", 0, "1 <= minimum <= groups must hold"),
-    ("spares", 1, "1 spares of 1 groups: 0 <= spares < groups must hold"),
+    ("spares", 1, "spares 1 of 1 groups: 0 <= spares < groups must hold"),
     ("spares", -1, "0 <= spares < groups must hold"),
     ("role", "bench", "role 'bench': give member, spare or reserve"),
     ("ranks", 0, "ranks 0: a group has at least one rank"),
     ("nnodes", 0, "nnodes 0: give 1 to 10000 nodes"),
-    ("nnodes", 3, "each has as many of the group's 1 ranks"),
+    ("nnodes", 3, "each has as many of the group's 1 rank"),
     ("node_rank", 1, "node_rank 1: of 1 nodes give 0 to 0"),
     ("node_rank", -1, "node_rank -1"),
     ("manager", "n0", "manager: 'n0' is not an address of the form HOST:PORT"),
@@ -104,7 +128,7 @@ def test_members_and_spares_are_the_groups(where: str) -> None:
     assert (read.groups, read.spares) == (5, 1)
     assert read_settings({**environment, **read.to_environment()}) == read, "as a child of a launcher reads it"
     assert read_settings(environment, members=2).groups == 3
-    with pytest.raises(UsageError, match="4 members and 1 spares, and 4 groups: groups are members and spares"):
+    with pytest.raises(UsageError, match="members 4 and spares 1, and groups 4: groups are members and spares"):
         read_settings(environment, groups=4)
 
 
