@@ -12,6 +12,8 @@ from lightkeeper.manager import local
 from lightkeeper.manager.settings import Settings
 from lightkeeper.words import say
 
+DIFFER_AGAIN_STEPS = 100
+
 if TYPE_CHECKING:
     from lightkeeper.manager.reducer import Outcome
     from lightkeeper.manager.step import Step
@@ -37,7 +39,8 @@ class StepRecord:
                 settings.run_folder, name, job=settings.job, group=settings.group, incarnation=incarnation
             )
         self._ended_s = time.monotonic()
-        self._settings_differ = False
+        self._differ_since = -1
+        self._differ_again = 0  # from this step on it is said again
         self._start()
 
     def _start(self) -> None:
@@ -177,10 +180,17 @@ class StepRecord:
         say(f"lightkeeper: {line}")
 
     def settings_differ(self, step: int) -> None:
-        """The members' optimizers do not have the same settings in a step; said once."""
-        if self._settings_differ:
+        """The members' optimizers do not have the same settings in a step; said less and less often while it lasts."""
+        since = self._differ_since
+        if since >= 0:
+            if step >= self._differ_again:
+                self._differ_again = since + 2 * (step - since)
+                say(
+                    f"lightkeeper: step {step}: the groups' optimizers still do NOT have the same learning rate and "
+                    f"settings (since step {since}); nothing stops the run for it"
+                )
             return
-        self._settings_differ = True
+        self._differ_since, self._differ_again = step, step + DIFFER_AGAIN_STEPS
         self.write(schema.SettingsDiffer(step=step))
         say(
             f"lightkeeper: step {step}: the groups' optimizers do NOT have the same learning rate and settings, and go "
