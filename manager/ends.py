@@ -13,6 +13,7 @@ from lightkeeper.manager.answers import Answers, RankView
 from lightkeeper.manager.briefly import briefly
 from lightkeeper.manager.exits import describe_exit
 
+NO_MANAGER = "the script ended without making a lightkeeper.Manager: nothing of it was kept going"
 CAUSE_S_MAX = 1.0  # within which the rank shows whose end broke the collectives of the others
 
 
@@ -33,7 +34,7 @@ class Ends(Answers):
         if exit_code == 0 and not self.registered:
             if len(self.exits) < self.settings.ranks:
                 return []
-            return self._end(0, "the script ended without using a Manager")
+            return self._end(0, NO_MANAGER)
         if exit_code == 0 and done:
             if len(self.exits) < self.settings.ranks:
                 return []

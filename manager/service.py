@@ -24,6 +24,7 @@ from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, AskMembers, DropKeys, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.addresses import Addresses, own_host
+from lightkeeper.manager.ends import NO_MANAGER
 from lightkeeper.manager.folders import remove_left_over
 from lightkeeper.manager.folding import Said, by_node
 from lightkeeper.manager.groupstate import group_state, words_of
@@ -211,6 +212,8 @@ class ManagerService:
         self._ending = True
         if end.exit_code != 0:
             self.say(f"ends with exit code {end.exit_code}: {end.reason}")
+        elif end.reason == NO_MANAGER:  # no failure, but seldom what was meant
+            self.say(end.reason)
         self.streams.end(end, self.first_exit, bool(self.machine.leaving))
         if not self.ended.done():
             self.ended.set_result(end.exit_code)

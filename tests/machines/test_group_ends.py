@@ -129,7 +129,7 @@ def test_scripts_that_never_made_a_manager_end_in_order_once_all_have() -> None:
     world.rank_ends(1, 0)
     assert not world.ended
     world.rank_ends(0, 0)
-    assert world.ended[0].exit_code == 0 and "without using a Manager" in world.ended[0].reason
+    assert world.ended[0].exit_code == 0 and "without making a lightkeeper.Manager" in world.ended[0].reason
     assert not world.said(m.Died)
 
 
