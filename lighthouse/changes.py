@@ -387,11 +387,11 @@ class Changes(Leaves):
             g.gone is None or g.name not in self.errors or not self.errors[g.name].alike(error) for g in members
         ):
             return []
-        return self._stop(
-            f"the same exception in all groups at step {error.step}, a bug of the job: "
-            f"{error.kind}: {error.message} ({error.where})",
-            ok=False,
-        )
+        alone = self.config is not None and self.config.groups == 1
+        who = "an exception" if alone else "the same exception in all groups"
+        message = error.message.strip().partition("\n")[0]  # the rank has printed the rest
+        what = f"{error.kind}: {message} ({error.where})"
+        return self._stop(f"{who} at step {error.step}, a bug of the job: {what}", ok=False)
 
     def _stop(self, reason: str, ok: bool) -> list[Action]:
         self.stopped = m.Stop(reason, ok)

@@ -16,9 +16,8 @@ from lightkeeper.lighthouse.names import Epoch
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
+from lightkeeper.manager.ends import ENDS_S_MAX
 from lightkeeper.manager.leaving import Leaving
-
-ENDS_S_MAX = 10.0  # for an interpreter to end after an exception
 
 __all__ = ["GroupMachine", "RankView"]
 
@@ -206,7 +205,7 @@ class GroupMachine(Leaving):
     def _stop(self, stop: m.Stop, now: float) -> list[Action]:
         self.stopped = stop
         if not stop.ok:
-            self.last_words = f"the job stops: {stop.reason}"
+            self.last_words = self._stopped_in_words(stop.reason)
         return self._stop_here()
 
     def _waiting(self, waiting: m.Waiting, now: float) -> list[Action]:
@@ -294,7 +293,7 @@ class GroupMachine(Leaving):
         actions += self._ask_members(now)
         actions += self._beat_if_due(now)
         if self.errors and now - self._raised_s > ENDS_S_MAX:
-            return actions + self._finish(1, "a rank that raised did not end")
+            return actions + self._does_not_end()
         if self._cause_overdue(now):
             return actions + self._came_apart()
         budget_s = self.settings.outage_budget_s if self.known is not None else self.settings.start_budget_s

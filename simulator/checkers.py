@@ -19,7 +19,7 @@ from lightkeeper.lighthouse.spares import MEMBER
 from lightkeeper.lighthouse.speeds import EVERY_STEPS, changed
 from lightkeeper.manager import local
 from lightkeeper.manager.actions import Action, Tell, ToRanks
-from lightkeeper.manager.machine import ENDS_S_MAX
+from lightkeeper.manager.ends import ENDS_S_MAX
 from lightkeeper.manager.progress import STANDING
 from lightkeeper.simulator.state import Part, Reduced, State
 

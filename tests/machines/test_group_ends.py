@@ -62,6 +62,39 @@ def test_an_error_of_the_users_is_told_with_the_death() -> None:
     assert died.cause == "rank 0 exited 1 after ValueError: loss is nan"
     assert died.error == m.UserError(5, "ValueError", "loss is nan", "train.py:12 in loop")
     assert world.events[0].traceback == "Traceback"
+    assert world.ended[0].reason == "rank 0 exited 1 after ValueError at step 5, which it has printed"
+
+
+def test_of_a_message_of_many_lines_the_first_is_told() -> None:
+    world = GroupWorld()
+    world.start()
+    message = "sample 7 of the data set failed: KeyError: 7\n\nTraceback (most recent call last):\n ..."
+    world.rank_says(0, local.RankError(step=5, type="SampleError", message=message, where="w", traceback=""))
+    assert world.said(m.Died)[0].cause == "rank 0 raised SampleError: sample 7 of the data set failed: KeyError: 7"
+    assert world.events[0].message == message, "the event has all of it"
+
+
+def test_an_interpreter_that_does_not_end_after_its_exception_is_killed_and_the_exception_named_first() -> None:
+    world = GroupWorld()
+    world.start()
+    world.rank_says(0, local.RankError(step=5, type="RuntimeError", message="x", where="w", traceback=""))
+    world.pass_s(9)
+    assert not world.ended
+    world.pass_s(2)
+    assert world.ended[0].reason == (
+        "rank 0 raised RuntimeError: x; it is killed, since it has not ended 10 s after that"
+    )
+
+
+def test_why_the_job_stops_does_not_repeat_what_a_rank_here_has_printed() -> None:
+    world = GroupWorld()
+    world.start()
+    reason = "the same exception in all groups at step 5, a bug of the job: ValueError: loss is nan (t.py:1 in f)"
+    world.hears(m.Stop(reason, ok=False))
+    assert world.machine.last_words == f"the job stops: {reason}"
+    world.rank_says(0, local.RankError(step=5, type="ValueError", message="loss is nan", where="w", traceback=""))
+    world.hears(m.Stop(reason, ok=False))
+    assert world.machine.last_words == "the job stops: the same exception in all groups at step 5, a bug of the job"
 
 
 def test_an_error_of_the_users_is_known_even_if_nobody_could_tell_the_exit_code() -> None:

@@ -27,6 +27,16 @@ def test_the_same_exception_in_all_groups_stops_the_job_and_says_so() -> None:
     ]
 
 
+def test_the_exception_of_a_job_of_one_group_is_not_that_of_all_groups_and_is_told_by_its_first_line() -> None:
+    world = World(groups=1)
+    world.start()
+    world.die("g0", error=m.UserError(5, "ValueError", "loss is nan\nTraceback", BUG.where))
+    (stopped,) = world.noted("job_stopped")
+    assert stopped["reason"] == (
+        "an exception at step 5, a bug of the job: ValueError: loss is nan (train.py:12 in loop)"
+    )
+
+
 def test_the_same_exception_one_after_another_with_recoveries_between_stops_it_too() -> None:
     world = World()
     world.start()
