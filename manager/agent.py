@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import socket
@@ -30,7 +31,7 @@ from lightkeeper.manager.findmanager import ANSWER_S_MAX, Denied, ManagerFinder
 from lightkeeper.manager.folders import remove_left_over
 from lightkeeper.manager.folding import Said, fold_views
 from lightkeeper.manager.localranks import LocalRanks
-from lightkeeper.manager.notice import Notice, watch_notice
+from lightkeeper.manager.notice import Notice
 from lightkeeper.manager.settings import Settings
 from lightkeeper.protos import manager_pb2, manager_pb2_grpc
 from lightkeeper.wire import CHANNEL_OPTIONS, metadata, plain_details
@@ -42,6 +43,7 @@ BEATS_PER_S_MAX = 320  # of all agents of a group together
 BEATS_PER_LEASE_MIN = 5
 LOOK_S = 0.1
 LAST_WORD_S = 1.0
+ASKED_S = 5.0  # for which an agent that is asked to leave looks for a manager that it can tell
 OUTBOX_MAX = 10_000
 
 
@@ -78,6 +80,7 @@ class NodeAgent:
         why: why the group ended.
         first_exit: what the first of its ranks that ended before it did ended with, negative for a signal.
         group_was_asked: whether somebody asked it to leave.
+        asked_s: for how long it looks for a manager that it can tell, if it is asked to leave before one has taken it.
     """
 
     def __init__(
@@ -100,7 +103,10 @@ class NodeAgent:
         self._heard = self._beat_s = 0.0
         self._beat_key: tuple[bool, bool] = (False, False)
         self._seldom = Seldom()
-        self._asked = asyncio.Event()
+        self.asked_s = ASKED_S
+        self._asked = asyncio.Event()  # since the last look for a manager
+        self._asked_at = math.inf
+        self._signals = 0
         self._ended: asyncio.Future[tuple[int, str]]
 
     async def run(self) -> int:
@@ -127,7 +133,8 @@ class NodeAgent:
         s = self.settings
         began = answered = time.monotonic()
         say_after_s, backoff_s = SAY_AFTER_S, BACKOFF_S[0]
-        while not self._asked.is_set():
+        while self._signals < 2 and time.monotonic() < self._asked_at + self.asked_s:
+            self._asked.clear()
             try:
                 self._address = await self.finder.find() or ""
                 code = await self._serve() if self._address else None
@@ -141,13 +148,13 @@ class NodeAgent:
             if now - began > s.start_budget_s or now - answered > s.outage_budget_s:
                 self.say(f"gives up after {now - began:.0f} s: {self.finder.why}; start this node again")
                 return exits.GAVE_UP
-            if now - began > say_after_s:
+            if now - began > say_after_s and self._asked_at == math.inf:
                 say_after_s = 2 * (now - began)
                 self.say(f"waits for the manager of {s.group} since {now - began:.0f} s: {self.finder.why}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, BACKOFF_S[1])
-        return 0  # nobody waits for it yet
+        return exits.ASKED if self._signals > 1 else 0
 
     async def _serve(self) -> int | None:
         """Serves the manager at the address that was found; None if it does not take us, and another may."""
@@ -195,9 +202,6 @@ class NodeAgent:
     async def _serve_taken(self, call: Any, taken: Any) -> int:
         self.incarnation, self.lease_s = taken.incarnation, taken.lease_ms / 1000
         self._heard = time.monotonic()
-        if self.settings.notice_file:
-            loop = asyncio.get_running_loop()
-            watch_notice(Path(self.settings.notice_file), lambda notice: self._in_loop(loop, notice))
         self.say(
             f"serves ranks {self.local.ranks.start} to {self.local.ranks.stop - 1} for the manager at {self._address}"
         )
@@ -240,20 +244,26 @@ class NodeAgent:
 
     def asked_to_leave(self, reason: str) -> None:
         """The launcher got a signal: the manager decides for the group, once one has taken us."""
-        self._asked.set()
-        self._put(manager_pb2.FromNode(leave=manager_pb2.AskedToLeave(reason=reason, signal=True)))
+        self._signals += 1
+        self._ask(manager_pb2.AskedToLeave(reason=reason, signal=True))
 
-    def _in_loop(self, loop: asyncio.AbstractEventLoop, notice: Notice) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-            loop.call_soon_threadsafe(self._noticed, notice)
-
-    def _noticed(self, notice: Notice) -> None:
+    def noticed(self, notice: Notice) -> None:
         """The notice file of this node is there."""
         path = self.settings.notice_file
         if notice.problem:
             self.say(f"the notice in {path}: {notice.problem}")
         deadline_ms = None if notice.deadline_s is None else round(1000 * notice.deadline_s)
-        leave = manager_pb2.AskedToLeave(reason=f"notice in {path}", deadline_ms=deadline_ms)
+        self._ask(manager_pb2.AskedToLeave(reason=f"notice in {path}", deadline_ms=deadline_ms))
+
+    def _ask(self, leave: Any) -> None:
+        """The other nodes wait for this one until they hear of it, so it looks for who can tell them."""
+        if not self.incarnation and self._asked_at == math.inf:
+            self.say(
+                f"asked to leave ({leave.reason}): looks for the manager of {self.settings.group} for up to "
+                f"{self.asked_s:.0f} s, to say so"
+            )
+        self._asked_at = min(self._asked_at, time.monotonic())
+        self._asked.set()
         self._put(manager_pb2.FromNode(leave=leave))
 
     # ------------------------------------------------------------ from the manager

@@ -21,6 +21,7 @@ from lightkeeper.manager import faults
 from lightkeeper.manager.addresses import own_host
 from lightkeeper.manager.agent import NodeAgent
 from lightkeeper.manager.folders import SOCKET, FolderNotMade, make_folder
+from lightkeeper.manager.notice import Notice, watch_notice
 from lightkeeper.manager.ranks import END_S, RankProcesses, Rendezvous, open_rendezvous
 from lightkeeper.manager.restarts import PAUSE_S_MAX, GroupEnd, Restarts, may_restart
 from lightkeeper.manager.service import ManagerService, new_incarnation
@@ -55,7 +56,9 @@ class Launcher:
         self.restarts = Restarts(options.restarts)
         self.warm = WarmRanks(len(self.settings.ranks_here), self.command, self._say) if options.warm else None
         self.starts = 0
-        self._asked, self._asked_by = asyncio.Event(), ""
+        self._asked, self._asked_by = asyncio.Event(), ""  # by a signal of that name, or (then it is empty) by a notice
+        self._notice, self._noticed_s = Notice(), 0.0
+        self._next_s = 0.0  # when the group's next start is due, also on its other nodes
         self._service: ManagerService | NodeAgent | None = None  # one that can be asked
         self._keeping: asyncio.Task[None] | None = None
 
@@ -64,6 +67,8 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_leave, signal.Signals(number).name)
+        if self.settings.notice_file:  # once, also for the pauses between starts
+            watch_notice(Path(self.settings.notice_file), self._noticed, self._say)
         try:
             return await self._serve_all()
         finally:
@@ -74,6 +79,7 @@ class Launcher:
         while True:
             folder = await self._new_folder()
             if folder is None:
+                self._say(f"is not started: asked to leave ({self._asked_by or self.settings.notice_file})")
                 return 0  # nothing runs, so it has left
             began_s = time.monotonic()
             service = self._new_service(folder / SOCKET)
@@ -92,6 +98,7 @@ class Launcher:
             then = f" in {pause_s:.0f} s" if pause_s else ""
             left = f"{self.restarts.left} of {self.restarts.allowed} restarts left"
             service.say(f"is started again{then} ({service.why}); {left}")
+            self._next_s = time.monotonic() + pause_s
             await self._pause(pause_s)
             self.starts += 1
 
@@ -102,10 +109,12 @@ class Launcher:
             FolderNotMade: at the first start at once, later if there was no room for as long as the outage budget.
         """
         until_s, pause_s = time.monotonic() + (self.settings.outage_budget_s if self.starts else 0.0), 1.0
-        while not self._asked.is_set():
+        while self.settings.node_rank or not self._asked.is_set():  # an agent is waited for until somebody hears of it
             try:
                 return make_folder()
             except FolderNotMade as error:
+                if self._asked.is_set():
+                    break
                 if time.monotonic() + pause_s > until_s:
                     raise
                 self._say(f"waits for room for its next start: {error}")
@@ -124,6 +133,20 @@ class Launcher:
         if self._service is not None:
             self._service.asked_to_leave(name)
 
+    def _noticed(self, notice: Notice) -> None:
+        self._asked.set()
+        self._notice, self._noticed_s = notice, time.monotonic()
+        if self._service is not None:
+            self._service.noticed(notice)
+
+    def _can_be_asked(self, service: ManagerService | NodeAgent) -> None:
+        """What was asked before is asked now."""
+        self._service = service
+        if self._asked_by:
+            service.asked_to_leave(self._asked_by)
+        if self._noticed_s:
+            service.noticed(self._notice.after(time.monotonic() - self._noticed_s))
+
     def _new_service(self, path: Path) -> ManagerService | NodeAgent:
         if self.settings.node_rank == 0:
             return ManagerService(self.settings, new_incarnation(), path)
@@ -132,6 +155,7 @@ class Launcher:
             return await self._started(self._ranks(path, incarnation, Rendezvous(host, port)), agent.is_complete)
 
         agent = NodeAgent(self.settings, path, started, END_S)
+        agent.asked_s += max(0.0, self._next_s - time.monotonic())  # if it was asked in a pause
         return agent
 
     async def _serve(self, service: ManagerService) -> GroupEnd:
@@ -150,9 +174,7 @@ class Launcher:
             service.local.roots.update(ranks.pids.values())
             service.local.kill_also = ranks.kill
             ranks.watch(service.local.ended)
-            self._service = service
-            if self._asked.is_set():
-                service.asked_to_leave(self._asked_by)
+            self._can_be_asked(service)
             code = await serving
             asked = self._asked.is_set() or bool(service.machine.leaving)
             return GroupEnd(code, service.first_exit, asked)
@@ -161,9 +183,7 @@ class Launcher:
 
     async def _serve_node(self, agent: NodeAgent) -> GroupEnd:
         """One start of the group on a node without its manager, which decides how the group ends."""
-        self._service = agent
-        if self._asked.is_set():
-            agent.asked_to_leave(self._asked_by)
+        self._can_be_asked(agent)
         code = await agent.run()
         return GroupEnd(code, agent.first_exit, agent.group_was_asked or self._asked.is_set())
 

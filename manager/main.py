@@ -28,6 +28,7 @@ async def _serve(service: ManagerService, parent: int) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: None)  # it ends with its ranks, and they decide what a signal means
+    service.notice_file = service.settings.notice_file  # there is no launcher that watches it
     serving = asyncio.create_task(service.run())
 
     def parent_ended(code: int | None) -> None:

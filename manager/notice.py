@@ -6,16 +6,21 @@ of such notices is a line of shell, and none is built in here.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightkeeper.errors import UsageError
 
 LOOK_S = 0.2
-CHARS_MAX = 64
+LOOKS_MAX = 10  # at a file that does not stop changing
+BYTES_MAX = 64
 DEADLINE_S_MAX = 86_400.0
 
 
@@ -31,6 +36,10 @@ class Notice:
     deadline_s: float | None = None
     problem: str = ""
 
+    def after(self, seconds: float) -> Notice:
+        """What it says when it is handed on so much later."""
+        return self if self.deadline_s is None else replace(self, deadline_s=max(0.0, self.deadline_s - seconds))
+
 
 def check_folder(path: str) -> None:
     """A file can appear only where there is a folder; asked once, when a group is started.
@@ -45,13 +54,34 @@ def check_folder(path: str) -> None:
         raise UsageError(f"--notice-file {path}: there is no folder {Path(path).absolute().parent}")
 
 
-def read_notice(path: Path) -> Notice | None:
-    """The notice in a file, None while there is no such file."""
+class NoFile(Exception):
+    """What is there cannot be a notice."""
+
+
+def _text(path: Path) -> str | None:
+    """What is in the file, None while there is none.
+
+    Raises:
+        NoFile: something else is there, or it may not be read.
+    """
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(CHARS_MAX).strip()
-    except OSError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO without a writer must not block
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise NoFile(f"it cannot be read ({error.strerror})") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NoFile("it is no regular file")
+        return os.read(descriptor, BYTES_MAX).decode(errors="replace").strip()
+    except OSError:  # a mount that is away for a moment
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def parse_notice(text: str) -> Notice:
+    """What a file with this text says."""
     if not text:
         return Notice()
     try:
@@ -63,18 +93,43 @@ def read_notice(path: Path) -> Notice | None:
     return Notice(deadline_s)
 
 
-def watch_notice(path: Path, noticed: Callable[[Notice], None]) -> None:
-    """Calls `noticed` once, in a thread of its own, when the file is there.
+def watch_notice(path: Path, noticed: Callable[[Notice], None], say: Callable[[str], None]) -> None:
+    """Calls `noticed` once, in the running event loop, when the file is there and no longer changes.
 
     It looks from a thread, since a mount that hangs must not stop the manager.
+
+    Args:
+        path: the file.
+        noticed: takes what it says.
+        say: takes a line for the operator, in that thread: something else is there, and is no notice.
     """
+    loop = asyncio.get_running_loop()
 
     def look() -> None:
-        while (notice := read_notice(path)) is None:
-            time.sleep(LOOK_S)
-        if notice == Notice():
-            time.sleep(LOOK_S)  # who writes it may have made it and not written yet
-            notice = read_notice(path) or notice
-        noticed(notice)
+        notice = _settled(path, say)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: who wanted to know has ended
+            loop.call_soon_threadsafe(noticed, notice)
 
     threading.Thread(target=look, name="notice", daemon=True).start()
+
+
+def _settled(path: Path, say: Callable[[str], None]) -> Notice:
+    """Waits for the file, and for who writes it: it may be empty, or hold half a number, when it is first seen."""
+    told, text = "", None
+    while text is None:
+        try:
+            text = _text(path)
+        except NoFile as error:
+            if told != str(error):
+                told = str(error)
+                say(f"no notice can be read in {path}: {error}")
+        if text is None:
+            time.sleep(LOOK_S)
+    for _ in range(LOOKS_MAX):
+        time.sleep(LOOK_S)
+        before = text
+        with contextlib.suppress(NoFile):
+            text = _text(path) or text  # once it was there it was notice
+        if text == before:
+            break
+    return parse_notice(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import sys
@@ -49,10 +48,14 @@ class ManagerService:
         settings: what the group was told.
         incarnation: name of this start of the group.
         socket_path: where the ranks' local socket is made.
+
+    Attributes:
+        notice_file: watched by this process; empty if a launcher watches it, or nobody.
     """
 
     def __init__(self, settings: Settings, incarnation: str, socket_path: Path) -> None:
         self.settings, self.incarnation = settings, incarnation
+        self.notice_file = ""
         self.events: EventLog | None = None
         self.ended: asyncio.Future[int]
         self.machine: GroupMachine
@@ -87,9 +90,8 @@ class ManagerService:
         if s.groups == 1:
             self.say("one group: it trains, and nothing can heal it")
         await self.local.open()
-        if s.notice_file:
-            loop = asyncio.get_running_loop()
-            watch_notice(Path(s.notice_file), lambda notice: self._in_loop(loop, notice))
+        if self.notice_file:
+            watch_notice(Path(self.notice_file), self.noticed, self.say)
         tasks = [asyncio.create_task(self._run_link()), asyncio.create_task(self._run_ticks())]
         try:
             return await self._until_ended(tasks)
@@ -302,11 +304,7 @@ class ManagerService:
             return
         self.act(self.machine.asked_to_leave(reason, time.monotonic(), deadline_s, by))
 
-    def _in_loop(self, loop: asyncio.AbstractEventLoop, notice: Notice) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the manager has ended
-            loop.call_soon_threadsafe(self._noticed, notice)
-
-    def _noticed(self, notice: Notice) -> None:
+    def noticed(self, notice: Notice) -> None:
         """The notice file is there."""
         if notice.problem:
             self.say(f"the notice in {self.settings.notice_file}: {notice.problem}")

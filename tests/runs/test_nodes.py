@@ -5,6 +5,7 @@ to blame is named. The ranks are plain ones: what they compute plays no part in 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -136,6 +137,42 @@ def test_a_signal_to_any_agent_lets_the_group_leave(job: NodeJob) -> None:
     assert not [e for e in job.events() if isinstance(e, schema.GroupLost) and e.detected_by != "left"]
 
 
+ENDS_SECOND = """
+import os, signal, sys, time
+print("start", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["signal", "notice"])
+def test_an_agent_that_is_asked_in_a_pause_still_tells_the_others(job: NodeJob, tmp_path: Path, how: str) -> None:
+    """Both nodes start again at the same time; one that said nothing would be waited for by the other."""
+    script, notice = tmp_path / "script.py", tmp_path / "notice"
+    script.write_text(ENDS_SECOND)
+    job.start_lighthouse()
+    job.start_node("g0", 0, settings={"groups": 1}, script=script, restarts=9)
+    job.start_node("g0", 1, settings={"groups": 1, "notice_file": notice}, script=script, restarts=9)
+    job.until(lambda: "started again in 2 s" in job.said("g0.1"), "a pause long enough to be met", 60)
+    job.launchers["g0.1"].send_signal(signal.SIGTERM) if how == "signal" else notice.write_text("60")
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g0.1": 0}, facts.said
+    why = f"asked to leave ({'SIGTERM' if how == 'signal' else f'notice in {notice}'})"
+    assert f"agent g0/1: {why}: looks for the manager of g0 for up to" in job.said("g0.1")
+    assert job.said("g0.1").count("start ") == job.said("g0").count("start ") <= 5, "asked, it is not started again"
+
+
+def test_an_agent_that_is_asked_twice_looks_no_longer(job: NodeJob) -> None:
+    job.start_lighthouse()
+    agent = job.start_node("g0", 1)
+    job.until(lambda: "waits for the manager of g0 since" in job.said("g0.1"), "it waits", 30)
+    agent.send_signal(signal.SIGTERM)
+    job.until(lambda: "looks for the manager of g0 for up to 5 s" in job.said("g0.1"), "it looks on", 5)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=30) == 143
+
+
 @pytest.mark.long
 def test_the_manager_may_listen_where_it_was_told(job: NodeJob) -> None:
     """Without a lighthouse that could say where it is, at first: the agent waits for the manager, and finds it."""
@@ -185,8 +222,9 @@ def test_a_node_that_cannot_come_says_why_in_one_line(job: NodeJob) -> None:
         "the lighthouse at 127.0.0.1:1 is not reachable (connection refused); start this node again"
         in lines["g2.1"][-1]
     )
-    assert lines["g3.1"] == [
-        f"agent g3/1: waits for the manager of g3 since 2 s: the lighthouse at {job.lighthouse} knows no manager of g3 "
-        "that lives"
+    assert [re.sub(r"since \d s", "since N s", line) for line in lines["g3.1"]] == [
+        f"agent g3/1: waits for the manager of g3 since N s: the lighthouse at {job.lighthouse} knows no manager of g3 "
+        "that lives",
+        "agent g3/1: asked to leave (SIGTERM): looks for the manager of g3 for up to 5 s, to say so",
     ]
     assert not job.left_over()

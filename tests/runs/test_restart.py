@@ -169,6 +169,15 @@ def test_sigterm_between_two_starts_ends_the_launcher(job: Job) -> None:
     assert len(starts(job)) == 5
 
 
+def test_a_notice_between_two_starts_ends_the_launcher(job: Job) -> None:
+    notice = job.folder / "notice"
+    job.start_command("g0", [script(job), "SIGKILL"], settings={"notice_file": notice}, env=restarts(9))
+    job.until(lambda: "started again in 4 s" in job.said("g0"), "a pause long enough to be met", 30)
+    notice.write_text("60")
+    assert job.wait("g0", within_s=3)["g0"] == 0
+    assert len(starts(job)) == 5 and f"is not started: asked to leave ({notice})" in job.said("g0")
+
+
 def test_a_restart_waits_until_its_folder_can_be_made(job: Job) -> None:
     """As on a full disk: no folder can be made, for a while."""
     text = (

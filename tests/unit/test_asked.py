@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lightkeeper.manager import notice, processes
-from lightkeeper.manager.notice import Notice, read_notice, watch_notice
+from lightkeeper.manager.notice import Notice, parse_notice, watch_notice
 from lightkeeper.manager.signals import LeaveSignal
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
 
@@ -85,32 +87,78 @@ def test_a_child_heeds_its_parent_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "deadline_s"), [("", None), ("  \n", None), ("5", 5.0), ("0.5\n", 0.5), ("0", 0.0), ("86400", 86_400.0)]
+    ("text", "deadline_s"), [("", None), ("5", 5.0), ("0.5", 0.5), ("0", 0.0), ("86400", 86_400.0)]
 )
-def test_what_a_notice_says(text: str, deadline_s: float | None, tmp_path: Path) -> None:
-    path = tmp_path / "notice"
-    assert read_notice(path) is None
-    path.write_text(text)
-    assert read_notice(path) == Notice(deadline_s)
+def test_what_a_notice_says(text: str, deadline_s: float | None) -> None:
+    assert parse_notice(text) == Notice(deadline_s)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "86401", "5 s"])
-def test_a_notice_that_cannot_be_read_is_one_without_a_deadline(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "notice"
-    path.write_text(text)
-    found = read_notice(path)
-    assert found is not None and found.deadline_s is None and "is no number of seconds" in found.problem
+def test_a_notice_that_cannot_be_read_is_one_without_a_deadline(text: str) -> None:
+    found = parse_notice(text)
+    assert found.deadline_s is None and "is no number of seconds" in found.problem
 
 
-def test_a_notice_that_is_still_being_written_is_read_once_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, noticed, there = tmp_path / "notice", list[Notice](), threading.Event()
+def watched(
+    path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[int, Callable[[], object]]
+) -> tuple[list[Notice], list[str], int]:
+    """What `watch_notice` finds and says while, at each of its pauses, something changes; how many pauses it made."""
+    noticed, said, pauses = list[Notice](), list[str](), [0]
 
     def pause(seconds: float) -> None:
         assert seconds == notice.LOOK_S
-        path.write_text("7" if path.exists() else "")
+        pauses[0] += 1
+        changes.get(pauses[0], lambda: None)()
+
+    async def run() -> None:
+        there = asyncio.Event()
+        watch_notice(path, lambda found: (noticed.append(found), there.set()), said.append)
+        async with asyncio.timeout(10):
+            await there.wait()
 
     monkeypatch.setattr(notice.time, "sleep", pause)
-    watch_notice(path, lambda found: (noticed.append(found), there.set()))
-    assert there.wait(10) and noticed == [Notice(7.0)]
+    asyncio.run(run())
+    return noticed, said, pauses[0]
+
+
+def test_a_notice_that_is_still_being_written_is_read_until_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "notice"
+    texts = ["", " 3", " 30\n"]
+    changes = {n: partial(path.write_text, text) for n, text in enumerate(texts, 1)}
+    assert watched(path, monkeypatch, changes) == ([Notice(30.0)], [], len(texts) + 1)
+
+
+def test_a_notice_that_is_taken_away_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "notice"
+    path.write_text("4")
+    assert watched(path, monkeypatch, {1: path.unlink}) == ([Notice(4.0)], [], 1)
+
+
+def test_a_notice_that_never_stays_is_taken_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "notice"
+    path.write_text("0")
+    changes = {n: partial(path.write_text, str(n)) for n in range(1, 100)}
+    assert watched(path, monkeypatch, changes) == ([Notice(notice.LOOKS_MAX)], [], notice.LOOKS_MAX)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_told_once_and_is_no_notice(
+    make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A FIFO would hold whoever opens it for reading until somebody writes."""
+    path = tmp_path / "notice"
+    make(path)
+
+    def replace() -> None:
+        path.rmdir() if path.is_dir() else path.unlink()
+        path.write_text("5")
+
+    noticed, said, _ = watched(path, monkeypatch, {3: replace})
+    assert noticed == [Notice(5.0)] and said == [f"no notice can be read in {path}: it is no regular file"]
+
+
+def test_a_notice_that_is_handed_on_later_leaves_less_time() -> None:
+    assert Notice(5.0).after(2.0) == Notice(3.0) and Notice(1.0).after(2.0) == Notice(0.0)
+    assert Notice().after(2.0) == Notice()
