@@ -30,11 +30,6 @@ def briefly(error: str) -> str:
     return _CAPITAL.sub(lambda found: found.group()[0].lower() + found.group()[1:], text)
 
 
-def first_line(error: str) -> str:
-    """Of a message of several lines (a worker's traceback) the one that says what it is, briefly."""
-    return briefly(error.strip()).partition("\n")[0]
-
-
 def _address(found: re.Match[str]) -> str:
     host, port = found.groups()
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -10,7 +10,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, End, Kill, Note, Tell
 from lightkeeper.manager.answers import Answers, RankView
-from lightkeeper.manager.briefly import briefly, first_line
+from lightkeeper.manager.briefly import briefly
 from lightkeeper.manager.exits import describe_exit
 
 NO_MANAGER = "the script ended without making a lightkeeper.Manager: nothing of it was kept going"
@@ -67,7 +67,7 @@ class Ends(Answers):
                 traceback=error.traceback,
             )
         )  # fmt: skip
-        how = f"raised {error.type}: {first_line(error.message)}"
+        how = f"raised {error.type}: {briefly(error.message)}"
         return [note, Tell(self._died_of(rank, error, how))] if first else [note]
 
     def _cause_overdue(self, now: float) -> bool:
@@ -107,7 +107,7 @@ class Ends(Answers):
             cause += f" before the run was closed{self._where_it_left(rank, step)}"
         self.died = m.Died(cause, rank, phase, step)
         if error is not None:
-            after = f" after {error.type}: {first_line(error.message)}"
+            after = f" after {error.type}: {briefly(error.message)}"
             self.died = self._died_of(rank, error, describe_exit(exit_code) + after)
             cause += f" after {error.type} at step {error.step}, which it has printed"
         code = 1 if not exit_code else exit_code if exit_code > 0 else 128 - exit_code
@@ -133,7 +133,7 @@ class Ends(Answers):
     def _does_not_end(self) -> list[Action]:
         """An interpreter that goes on after the exception that ended its loop."""
         rank, error = next(iter(self.errors.items()))
-        what = f"rank {rank} raised {error.type}: {first_line(error.message)}"
+        what = f"rank {rank} raised {error.type}: {briefly(error.message)}"
         return self._finish(1, f"{what}; it is killed, since it has not ended {ENDS_S_MAX:.0f} s after that")
 
     def _died_of(self, rank: int, error: local.RankError, how: str) -> m.Died:

@@ -65,7 +65,7 @@ def test_a_traceback_in_a_message_is_for_the_events_and_all_else_is_one_line() -
     assert first.cause == "rank 1 raised SampleError: sample 3 of the data set failed: OSError: gone"
     assert last.cause == "rank 1 exited 1 after SampleError: sample 3 of the data set failed: OSError: gone"
     assert first.error is not None and first.error == last.error and "\n" not in first.error.message
-    assert [end.reason for end in world.ended] == [last.cause]
+    assert [end.reason for end in world.ended] == ["rank 1 exited 1 after SampleError at step 5, which it has printed"]
 
 
 def test_a_bug_of_all_ranks_is_told_once() -> None:

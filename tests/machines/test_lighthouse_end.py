@@ -27,7 +27,7 @@ def test_the_same_exception_in_all_groups_stops_the_job_and_says_so() -> None:
     ]
 
 
-def test_the_exception_of_a_job_of_one_group_is_not_that_of_all_groups_and_is_told_by_its_first_line() -> None:
+def test_the_exception_of_a_job_of_one_group_is_not_that_of_all_groups_and_is_told_by_its_briefly() -> None:
     world = World(groups=1)
     world.start()
     world.die("g0", error=m.UserError(5, "ValueError", "loss is nan\nTraceback", BUG.where))

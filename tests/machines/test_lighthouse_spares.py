@@ -183,12 +183,13 @@ def test_a_parked_group_ends_well_with_the_job() -> None:
     assert stop.ok and stop.reason == "finished: step 40 is final"
 
 
-def test_a_parked_group_ends_well_if_all_others_leave() -> None:
+def test_a_parked_group_takes_over_if_all_others_leave() -> None:
     world = job()
     world.arrive("g5")
     for i in range(5):
         world.say(f"g{i}", m.Leave("SIGTERM"))
-    assert world.told("g5", m.Stop)[0].ok
+    world.pass_s(0.25, {f"g{i}": 6 for i in range(5)})
+    assert not world.told("g5", m.Stop) and world.told("g5", m.Heal), "one stays to hand its state on"
 
 
 def test_whoever_heals_is_not_sent_back_for_one_that_returns_from_the_dead() -> None:
