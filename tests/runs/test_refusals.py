@@ -83,10 +83,10 @@ def test_a_group_too_many(job: Job) -> None:
     job.start_all(2, steps=40, delay=0.02)
     job.wait_for(schema.Committed, group="g1", step=2)
     job.start("g7", steps=40)
-    assert job.wait("g7")["g7"] not in (0, None)
-    assert "refused by the lighthouse" in job.said("g7") and "g7" in job.said("g7")
+    assert job.wait_for(schema.Parked).group == "g7"
     facts = job.finish()
-    assert facts.codes["g0"] == facts.codes["g1"] == 0 and not facts.lost
+    assert facts.codes == {"g0": 0, "g1": 0, "g7": 0} and not facts.lost
+    assert "parked: 2 groups are here, the job has 2" in facts.said["g7"]
 
 
 @pytest.mark.parametrize("token", ["wrong", ""])
