@@ -16,6 +16,8 @@ from typing import Literal, TypeAlias
 import torch
 import xxhash
 
+from lightkeeper.errors import UsageError
+
 NAMES_MAX = 256
 ELEMENTS_MAX = 1 << 20  # of all user extras together: 8 MiB on the wire
 MICROBATCHES_MAX = 1 << 20  # their 32-bit hashes then sum exactly in a float64
@@ -49,6 +51,20 @@ class Declared:
         return self.numel + (self.kind == "agreed")
 
 
+class ExtraError(UsageError, ValueError):
+    """An extra is declared or given in a way that no entry can hold."""
+
+
+class UnknownExtraError(UsageError, KeyError):
+    """No extra of this name was declared."""
+
+    __str__ = Exception.__str__  # a KeyError's would quote the line
+
+
+class LateExtraError(UsageError, RuntimeError):
+    """The first step has begun: what an entry holds is settled."""
+
+
 class ExtrasLayout:
     """Which user extras an entry holds, in the order of their declaration; the same in every group."""
 
@@ -79,16 +95,16 @@ class ExtrasLayout:
             ValueError: a name declared twice, another dtype, or too many or too large extras.
         """
         if self._parameters is not None:
-            raise RuntimeError(f"extra {name!r} is declared after the first step began: declare it before")
+            raise LateExtraError(f"extra {name!r} is declared after the first step began: declare it before")
         if name in self._declared:
-            raise ValueError(f"extra {name!r} is declared twice")
+            raise ExtraError(f"extra {name!r} is declared twice")
         if dtype not in _DTYPES:
-            raise ValueError(f"extra {name!r} has dtype {dtype}: it must be float32, float64 or int64")
+            raise ExtraError(f"extra {name!r} has dtype {dtype}: it must be float32, float64 or int64")
         if len(self._declared) == NAMES_MAX:
-            raise ValueError(f"extra {name!r} is one too many: an entry holds at most {NAMES_MAX}")
+            raise ExtraError(f"extra {name!r} is one too many: an entry holds at most {NAMES_MAX}")
         extra = Declared(name, tuple(shape), dtype, self._numel, math.prod(shape), kind)
         if self._numel + extra.places > ELEMENTS_MAX:
-            raise ValueError(f"extra {name!r} of {extra.numel} elements is too large: {ELEMENTS_MAX} for all together")
+            raise ExtraError(f"extra {name!r} of {extra.numel} elements is too large: {ELEMENTS_MAX} for all together")
         self._declared[name] = extra
         self._numel += extra.places
 
@@ -189,9 +205,9 @@ class Contributions:
         extra = self._layout.declared.get(name)
         if extra is None:
             known = ", ".join(sorted(self._layout.declared)) or "none"
-            raise KeyError(f"extra {name!r} was not declared before the first step (declared: {known})")
+            raise UnknownExtraError(f"extra {name!r} was not declared before the first step (declared: {known})")
         if extra.kind != kind:
-            raise ValueError(f"extra {name!r} is not {done}: it was declared as one of kind {extra.kind!r}")
+            raise ExtraError(f"extra {name!r} is not {done}: it was declared as one of kind {extra.kind!r}")
         return extra
 
 
@@ -203,9 +219,9 @@ def exact(extra: Declared, value: torch.Tensor | float) -> torch.Tensor:
     """
     tensor = torch.as_tensor(value).detach()
     if tuple(tensor.shape) != extra.shape:
-        raise ValueError(f"extra {extra.name!r} was declared {extra.shape}, given {tuple(tensor.shape)}")
+        raise ExtraError(f"extra {extra.name!r} was declared {extra.shape}, given {tuple(tensor.shape)}")
     if extra.dtype == torch.int64 and (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(f"extra {extra.name!r} was declared int64, given {tensor.dtype}")
+        raise ExtraError(f"extra {extra.name!r} was declared int64, given {tensor.dtype}")
     return tensor.to(device="cpu", dtype=torch.int64 if extra.dtype == torch.int64 else torch.float64, copy=True)
 
 
@@ -213,7 +229,7 @@ class Values(dict[str, torch.Tensor]):
     """The user's extras of an entry, by name."""
 
     def __missing__(self, name: str) -> torch.Tensor:
-        raise KeyError(
+        raise UnknownExtraError(
             f"this entry has no extra {name!r}: it was not declared, or is one to agree on and the group in the lowest "
             "slot did not call step.agree(), which every group does in every step"
         )

@@ -36,7 +36,7 @@ from lightkeeper.manager.state.registry import StateRegistry
 from lightkeeper.manager.step import Step
 from lightkeeper.manager.sync import GradientSync, Sync
 from lightkeeper.manager.transfer.client import TransferFailed
-from lightkeeper.manager.usererrors import report_exceptions
+from lightkeeper.manager.usererrors import report_exceptions, tell_in_one_line
 from lightkeeper.manager.watch import Watcher, feared_share, probable_share
 from lightkeeper.manager.within import NotTogether, Within, place_of
 from lightkeeper.words import say
@@ -69,6 +69,7 @@ class Rank:
         sync: Sync = "every",
         settings: Settings | None = None,
     ) -> None:
+        tell_in_one_line()
         self.settings = read_settings() if settings is None else settings
         if not self.settings.token:
             raise UsageError(
@@ -134,6 +135,8 @@ class Rank:
         self._applies = False
         self._copy_at_end = False
         self.finished = False
+
+    __init__.__qualname__ = "Manager.__init__"  # Python names it so for a misspelt argument: nobody calls Rank
 
     # ------------------------------------------------------------ votes and answers
 

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch.distributed as dist
 
@@ -51,12 +51,32 @@ def report_exceptions(
                     broken=is_broken(error),
                 )
             )
-        if told:  # one line, no traceback
+        if not told:
+            _previous(kind, error, trace)
+        elif isinstance(error, quiet):
             say(f"lightkeeper: {error}")
+        else:
+            _tell(error, trace)
+
+    sys.excepthook = hook
+
+
+def tell_in_one_line() -> None:
+    """Until there is a manager to send to: what a person can put right is told in one line, all else as always."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, ToldError):
+            _tell(error, trace)
         else:
             _previous(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _tell(error: BaseException, trace: TracebackType | None) -> None:
+    """One line, no traceback, but with the place in the user's own code."""
+    where = user_frame(trace)
+    say(f"lightkeeper: {error}{f' ({where})' if where else ''}")
 
 
 def is_broken(error: BaseException | None) -> bool:
@@ -76,6 +96,20 @@ def is_broken(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def user_frame(trace: TracebackType | None) -> str:
+    """``train.py:12`` of the innermost frame that is not the runtime's own; empty if there is none."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(trace) if not _is_own(frame)]
+    if not frames:
+        return ""
+    frame, line = frames[-1]
+    return f"{Path(frame.f_code.co_filename).name}:{line}"
+
+
+def _is_own(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.startswith("lightkeeper.") and not module.startswith("lightkeeper.examples.")
 
 
 def innermost(trace: TracebackType | None) -> str:

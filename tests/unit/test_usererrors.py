@@ -1,14 +1,21 @@
-"""Which exceptions say that a connection to another rank broke."""
+"""Which exceptions say that a connection to another rank broke, and how the others are told."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+import torch
 import torch.distributed as dist
 
+import lightkeeper
 from lightkeeper.data.making import Failure, Task
 from lightkeeper.data.share import SampleError
-from lightkeeper.errors import ToldError
-from lightkeeper.manager.usererrors import is_broken
+from lightkeeper.errors import ToldError, UsageError
+from lightkeeper.manager import local
+from lightkeeper.manager.extras import Contributions, ExtrasLayout
+from lightkeeper.manager.rank import JobStopped
+from lightkeeper.manager.usererrors import is_broken, report_exceptions, tell_in_one_line
 from lightkeeper.manager.within import Apart
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:12345"
@@ -59,3 +66,70 @@ def test_a_broken_connection(error: BaseException) -> None:
 )
 def test_a_bug_of_the_users(error: BaseException) -> None:
     assert not is_broken(error)
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back after the test
+
+
+def told(error: type[Exception], do: object, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the hook prints for the exception that `do` raises."""
+    with pytest.raises(error) as raised:
+        do()  # type: ignore[operator]
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    return capsys.readouterr().err
+
+
+def wrong_extras() -> dict[str, object]:
+    layout = ExtrasLayout()
+    layout.declare("loss")
+    late = ExtrasLayout()
+    late.freeze(1)
+    return {
+        "extra 'los' was not declared before the first step (declared: loss)": lambda: Contributions(layout).add(
+            "los", 1.0
+        ),
+        "extra 'loss' was declared (), given (2,)": lambda: Contributions(layout).add("loss", torch.ones(2)),
+        "extra 'loss' is declared twice": lambda: layout.declare("loss"),
+        "extra 'n' is declared after the first step began: declare it before": lambda: late.declare("n"),
+    }
+
+
+@pytest.mark.usefixtures("hook")
+@pytest.mark.parametrize("line", list(wrong_extras()))
+def test_a_wrong_extra_is_told_in_one_line_with_its_place(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[local.RankError] = []
+    report_exceptions(sent.append, lambda: 3, quiet=(JobStopped,))
+    said = told(UsageError, wrong_extras()[line], capsys)
+    assert said.startswith(f"lightkeeper: {line} (test_usererrors.py:") and said.count("\n") == 1
+    assert (sent[0].step, sent[0].message) == (3, line) and "Traceback" in sent[0].traceback
+
+
+@pytest.mark.usefixtures("hook")
+def test_why_the_job_stops_has_no_place_and_a_bug_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def stop() -> None:
+        raise JobStopped("the job stops: enough")
+
+    def bug() -> None:
+        raise ValueError("a bug")
+
+    sent: list[local.RankError] = []
+    report_exceptions(sent.append, lambda: 3, quiet=(JobStopped,))
+    assert told(JobStopped, stop, capsys) == "lightkeeper: the job stops: enough\n"
+    assert not sent
+    assert "Traceback" in told(ValueError, bug, capsys) and sent[0].type == "ValueError"
+
+
+@pytest.mark.usefixtures("hook")
+def test_what_is_wrong_before_there_is_a_manager_is_told_in_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    monkeypatch.setenv("LIGHTKEEPER_TOKEN", "t")
+    foreign = told(UsageError, lambda: lightkeeper.Manager(model, torch.optim.SGD(other.parameters(), lr=1)), capsys)
+    assert "SGD updates 2 parameters (of 2) that are not the model's" in foreign and "Traceback" not in foreign
+    assert "(test_usererrors.py:" in foreign and foreign.count("\n") == 1
+    tell_in_one_line()
+    with pytest.raises(TypeError, match=r"^Manager.__init__\(\) got an unexpected keyword argument 'spede'"):
+        lightkeeper.Manager(model, torch.optim.SGD(model.parameters(), lr=1), spede=1)  # type: ignore[call-arg]
