@@ -33,6 +33,7 @@ from lightkeeper.manager.localranks import LocalRanks
 from lightkeeper.manager.machine import GroupMachine, RankView
 from lightkeeper.manager.nodestreams import NodeService, NodeStreams
 from lightkeeper.manager.notice import Notice, watch_notice
+from lightkeeper.manager.ranks import END_S
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import SERVER_OPTIONS, join_address, metadata, split_address
 from lightkeeper.words import Seldom, say
@@ -139,7 +140,8 @@ class ManagerService:
                 task.result()  # a task that ends before the group does so by a bug, which is raised here
         code = await self.ended
         in_touch = self.machine.in_touch
-        taken, _ = await asyncio.gather(self.link.flush(FLUSH_S), self.streams.close(self.lease_s))
+        others_s = self.lease_s + (END_S if code == 0 else 0.0)  # in a group that ends well, ranks may take their time
+        taken, _ = await asyncio.gather(self.link.flush(FLUSH_S), self.streams.close(others_s))
         if not (in_touch and taken) and self.machine.owes_word:
             tasks[0].cancel()
             await self._stay_to_tell()

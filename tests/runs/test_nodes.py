@@ -163,6 +163,18 @@ def test_an_agent_that_is_asked_in_a_pause_still_tells_the_others(job: NodeJob, 
     assert job.said("g0.1").count("start ") == job.said("g0").count("start ") <= 5, "asked, it is not started again"
 
 
+def test_a_node_whose_ranks_take_longer_to_end_than_a_lease_is_waited_for(job: NodeJob, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\nprint('start', flush=True)\ntime.sleep(600)\n")  # killed only when its time is up
+    job.start_lighthouse("--lease-s", "1")
+    for node in (0, 1):
+        job.start_node("g0", node, settings={"groups": 1}, script=script)
+    job.until(lambda: "start" in job.said("g0") and "start" in job.said("g0.1"), "all ranks run", 30)
+    job.launchers["g0.1"].send_signal(signal.SIGTERM)
+    assert job.finish().codes == {"g0": 0, "g0.1": 0}
+    assert "no word from" not in job.said("g0")
+
+
 def test_an_agent_that_is_asked_twice_looks_no_longer(job: NodeJob) -> None:
     job.start_lighthouse()
     agent = job.start_node("g0", 1)
