@@ -103,12 +103,11 @@ class _Drain:
     def _call(self, address: str, check: bool) -> Said:
         from lightkeeper.protos import lighthouse_pb2
 
-        left_s = self.deadline_s or 0.0
-        if self.until_s is not None:
-            left_s = max(0.001, self.until_s - time.monotonic())
+        left_s = self.deadline_s if self.until_s is None else self.until_s - time.monotonic()
+        deadline_ms = 0 if left_s is None else max(1, round(1000 * left_s))  # 0 would mean none
         request: Any = lighthouse_pb2.DrainGroupRequest(
             group=self.group, by=f"{getpass.getuser()}@{socket.gethostname()}", incarnation=self.incarnation,
-            deadline_ms=round(1000 * left_s), check=check,
+            deadline_ms=deadline_ms, check=check,
         )  # fmt: skip
         return call("Lighthouse", "DrainGroup", address, request, self.job, self.token)
 

@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # so that the helper beside it is found
 from cli_said import one_line, only_the_token
 
-from lightkeeper.cli import outage
+from lightkeeper.cli import drain, outage
 from lightkeeper.cli.app import run
 from lightkeeper.cli.calls import Said
 from lightkeeper.cli.status import choose
@@ -443,3 +443,17 @@ def test_fence_where_nobody_answers(
     monkeypatch.setenv("LIGHTKEEPER_TOKEN", "other")
     assert run(["fence", "--group", "g2", "--lighthouse", lighthouse]) == 2
     assert "wrong or missing token" in one_line(capsys)
+
+
+# --- drain
+
+
+@pytest.mark.parametrize(("given", "sent"), [(None, 0), (0.0004, 1), (0.5, 500)])
+def test_a_short_deadline_is_not_taken_for_none(
+    given: float | None, sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(drain, "call", lambda _s, _m, address, request, *_: asked.append(request) or Said(address))
+    with pytest.raises(drain.NotDrained):
+        drain._Drain("g1", given, "j", "secret").run(("127.0.0.1:1",))
+    assert [request.deadline_ms for request in asked] == [sent]
