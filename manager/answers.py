@@ -127,7 +127,8 @@ class Answers:
 
     def _stop_answer(self, rank: int) -> local.Answer:
         assert self.stopped is not None
-        return local.Answer(verdict="stop", step=self.step, reason=self.stopped.reason, ok=self.stopped.ok)
+        asked = bool(self.leaving)
+        return local.Answer(verdict="stop", step=self.step, reason=self.stopped.reason, ok=self.stopped.ok, asked=asked)
 
     def _heal_answer(self, rank: int) -> local.Answer | None:
         if self.source is None:

@@ -209,6 +209,7 @@ class Answer(Message, frozen=True, kw_only=True):
         share: after ``go``: this group's microbatches of the next step.
         ready: number of the prepared epoch whose flag the next step's entry carries, 0 if none.
         ok: after ``stop``: whether the run ended well.
+        asked: after ``stop``: whether somebody asked this group to leave.
     """
 
     verdict: str
@@ -221,6 +222,7 @@ class Answer(Message, frozen=True, kw_only=True):
     copy: bool = False
     reason: str = ""
     ok: bool = False
+    asked: bool = False
 
 
 class Registered(Message, frozen=True, kw_only=True):

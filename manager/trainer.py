@@ -361,8 +361,9 @@ class Manager(Follower):
         elif answer.verdict == "recover":
             self._recover(answer)
         elif answer.verdict == "stop" and answer.ok:
-            say(f"lightkeeper: the job ends, and had no use for this group: {answer.reason}")
-            self._record.left("it was parked")
+            what = "this group leaves" if answer.asked else "the job ends, and had no use for this group"
+            say(f"lightkeeper: {what}: {answer.reason}")
+            self._record.left("before it was a member" if answer.asked else "it was parked")
             self._close()
         else:
             self._stop(answer)

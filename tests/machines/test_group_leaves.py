@@ -84,6 +84,7 @@ def test_no_member_without_a_lighthouse_goes_at_once_and_well() -> None:
     asked(world)
     (answer,) = world.answers()
     assert answer.verdict == "stop" and answer.ok and "before it was a member: SIGTERM" in answer.reason
+    assert answer.asked, "the job goes on without it"
     world.rank_ends(0, 0)
     assert [end.exit_code for end in world.ended] == [0] and not world.said(m.Died)
 
@@ -105,6 +106,14 @@ def test_ranks_that_have_not_come_yet_are_not_waited_for() -> None:
     asked(world)
     world.hears(m.Stop("asked to leave before it was a member: SIGTERM", ok=True))
     assert [end.exit_code for end in world.ended] == [0] and world.killed
+
+
+def test_a_group_that_waits_when_the_job_ends_was_not_asked() -> None:
+    world = GroupWorld()
+    world.connect()
+    world.ready()
+    world.hears(m.Stop("the run is finished", ok=True))
+    assert world.answer().verdict == "stop" and world.answer().ok and not world.answer().asked
 
 
 # ---------------------------------------------------------------- no lighthouse
