@@ -25,6 +25,11 @@ class Gone:
     step: int = 0
     late: bool = False
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it left in good order."""
+        return self.detected_by == "left" and not self.late
+
 
 @dataclass(slots=True)
 class Group:

@@ -50,6 +50,8 @@ class Leaves(Joins):
         Returns:
             What follows from it, and what has become of it so far.
         """
+        if (gone := self.groups.get(name)) is not None and gone.gone is not None and gone.gone.has_left:
+            return [], self.drained(name, gone.incarnation)  # another operator was faster
         group, refused = self._may_drain(name, now)
         if group is None or refused:
             return [], Drained(refused=refused)
@@ -68,8 +70,7 @@ class Leaves(Joins):
             how = f"the job has ended: {self.ended}" if group is None and self.ended else "its processes are gone"
             return Drained(incarnation, left=group is None and bool(self.ended), how=how)
         if group.gone is not None:
-            left = group.gone.detected_by == "left" and not group.gone.late
-            return Drained(incarnation, left=left, how=group.gone.cause)
+            return Drained(incarnation, left=group.gone.has_left, how=group.gone.cause)
         if self.stopped is not None and self.stopped.ok:
             return Drained(incarnation, left=True, how=self.stopped.reason)
         return Drained(incarnation, here=True, how=group.leaving and f"leaving: {group.leaving}")

@@ -70,7 +70,8 @@ class _Drain:
         if self.deadline_s is not None:
             self.until_s = answered_s + self.deadline_s
         within = "" if self.deadline_s is None else f" within {self.deadline_s:g} s"
-        typer.echo(f"{self.group} is asked to leave{within}")
+        if reply.here:
+            typer.echo(f"{self.group} is asked to leave{within}")
         while reply.here:
             time.sleep(LOOK_S)
             said = self._call(address, check=True)

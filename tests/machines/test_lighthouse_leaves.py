@@ -202,6 +202,18 @@ def test_a_drain_is_handed_on_noted_once_and_repeated_on_a_new_stream_until_it_i
     assert len(world.noted("operator_drained")) == 1
 
 
+def test_a_second_operator_who_comes_when_it_has_left_is_told_so() -> None:
+    world = World(groups=3)
+    world.start("g0", "g1", "g2")
+    world._carry_out(world.machine.drain("g2", "ann", world.now)[0])
+    leave(world, "g2", why="drained by ann")
+    planned = world.planned("g0")
+    world.say("g2", m.Left(planned.epoch, 6))
+    first = world.machine.drained("g2", "g2i1")
+    actions, second = world.machine.drain("g2", "bob", world.now)
+    assert first.left and second == first and not actions and not second.refused
+
+
 def test_who_cannot_be_asked_is_not_drained() -> None:
     world = World(groups=2)
     world.start("g0", "g1")

@@ -230,6 +230,25 @@ def test_drain_of_who_is_not_there_and_at_nobody(job: Job) -> None:
     assert facts.codes == {"g0": 0} and facts.one(schema.JobStopped).ok
 
 
+def test_two_operators_who_drain_one_group_are_both_told_that_it_has_left(job: Job) -> None:
+    job.settings["groups"] = 3
+    job.start_lighthouse()
+    for group in ("g0", "g1"):  # they wait for the third
+        job.start(group, steps=STEPS)
+        job.wait_for(schema.Joined, group=group, within_s=60)
+    first, second = (job.command("drain", "g0", "--lighthouse", job.lighthouse) for _ in range(2))
+    os.kill(job.trainers["g1"].pid or 0, signal.SIGTERM)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": 0} and not facts.lost
+    assert (first.returncode, second.returncode) == (0, 0), (first, second)
+    (line,) = second.stdout.splitlines()
+    assert line == first.stdout.splitlines()[-1] and line.startswith("g0 left before it was a member: drained by ")
+    assert len(facts.all(schema.OperatorDrained)) == 1
+    assert "lightkeeper: this group leaves: asked to leave before it was a member: drained by" in facts.said["g0"]
+    assert "the job ends" not in facts.said["g0"]
+    assert facts.one(schema.Left, group="g0", process="rank g0/0").reason == "before it was a member"
+
+
 def test_a_notice_of_the_machine(job: Job) -> None:
     notice = job.folder / "notice"
     job.settings["groups"] = 3
