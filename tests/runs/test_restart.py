@@ -52,7 +52,7 @@ def test_a_lost_group_comes_back_by_itself(job: Job, gold, kind: str, code: int)
     ends = [e for e in facts.all(schema.ProcessEnded) if e.process == "manager g2"]
     assert [e.exit_code for e in ends] == [code, 0]
     assert len({e.incarnation for e in ends}) == 2 and len({e.pid for e in ends}) == 1, "one launcher"
-    said = [line for line in facts.said["g2"].splitlines() if "started again" in line]
+    said = [line for line in facts.said["g2"].splitlines() if "is started again" in line]
     assert len(said) == 1 and said[0].endswith("1 of 2 restarts left"), said
     assert ("was killed by SIGKILL" if kind == "kill" else "left out of the job") in said[0]
 
