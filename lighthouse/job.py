@@ -186,9 +186,10 @@ class Job:
                 now - max((g.heard for n in missing if (g := self.groups.get(n))), default=now),
             )
         if self._outside() and not any(group.in_touch for group in self._members()):
-            silent = tuple(group.name for group in self._members() if group.gone is None)
-            since_s = now - max((self.groups[name].heard for name in silent), default=now)
-            return silent, MAY_TRAIN, since_s
+            silent = [group.name for group in self._members() if group.gone is None]
+            silent += [name for name in self._may_have_switched() if name not in silent]
+            since_s = now - max((self.groups[name].heard for name in silent if name in self.groups), default=now)
+            return tuple(silent), MAY_TRAIN, since_s
         return (), "", 0.0
 
     def _cause(self, now: float) -> str | None:
@@ -326,19 +327,18 @@ class Job:
         """Members that may still train: nobody who knows has said that they are gone. Silence proves nothing."""
         return [g for g in self._members() if g.gone is None or g.gone.detected_by not in KNOWN_BY]
 
-    def _may_have_switched(self) -> bool:
-        """Whether one that a planned change takes in, and that is no member here, may be training in that epoch."""
+    def _may_have_switched(self) -> dict[str, str]:
+        """Incarnation by group of those that a planned change takes in, no members here, that may train in it."""
+        found = {}
         for member in (one for planned in (*self.prepared, *self.foreign) for one in planned.members):
             inside = self.newest is not None and self.newest.slot_of(member.group, member.incarnation) is not None
             if inside or member.incarnation in self.dead or member.incarnation in self.fenced:
                 continue
             group = self.groups.get(member.group)
-            if group is None:
-                return True
-            known_gone = group.gone is not None and group.gone.detected_by in KNOWN_BY
-            if group.incarnation == member.incarnation and not group.in_touch and not known_gone:
-                return True
-        return False
+            silent = group is not None and group.incarnation == member.incarnation and not group.in_touch
+            if group is None or (silent and not known_gone(group)):
+                found[member.group] = member.incarnation
+        return found
 
     def _leavers(self) -> set[str]:
         return {group.name for group in self._members() if group.leaving}
@@ -431,6 +431,11 @@ class Job:
 
     def _others_joined(self, name: str) -> bool:
         return any(g.name != name and g.gone is None and g.join is not None for g in self.groups.values())
+
+
+def known_gone(group: Group) -> bool:
+    """Whether somebody who knows has said that it is gone."""
+    return group.gone is not None and group.gone.detected_by in KNOWN_BY
 
 
 def _known(hello: m.Hello) -> tuple[Member, ...]:

@@ -14,7 +14,7 @@ from lightkeeper.lighthouse.actions import Action, Close, Ended, Note, Rise, Sen
 from lightkeeper.lighthouse.admission import refusal
 from lightkeeper.lighthouse.changes import Changes
 from lightkeeper.lighthouse.group import Gone, Group
-from lightkeeper.lighthouse.job import NOBODY_CALLS, STARTED_AGAIN, Bounds, Fencing
+from lightkeeper.lighthouse.job import NOBODY_CALLS, STARTED_AGAIN, Bounds, Fencing, known_gone
 from lightkeeper.lighthouse.joins import AGAIN_S, BACKOFF_S, BEFORE
 from lightkeeper.lighthouse.names import Epoch, Term
 from lightkeeper.lighthouse.signature import differences
@@ -136,19 +136,27 @@ class JobMachine(Changes):
     def fencing(self, name: str, now: float) -> Fencing:
         """What the operator's word that the processes of a group are gone would mean here; changes nothing."""
         slot = None if self.newest is None else self.newest.slot_of(name)
-        known = sorted({*self.groups, *(self.newest.groups if self.newest else ())})
+        coming = self._may_have_switched()
+        known = sorted({*self.groups, *coming, *(self.newest.groups if self.newest else ())})
         if name not in known:
             return Fencing(refused=f"job {self.job} has no group {name} here; it has {', '.join(known) or 'none'}")
-        group = self.groups[name]
-        incarnation = group.incarnation
+        group = self.groups.get(name)
+        incarnation = "" if group is None else group.incarnation
         if self.newest is not None and slot is not None:
             incarnation = self.newest.members[slot].incarnation
-        if incarnation == group.incarnation and (heard_s := self._lives(group, now)) is not None:
+        if name in coming and (slot is None or self._known_dead(incarnation, group)):
+            incarnation = coming[name]
+        mine = group is not None and incarnation == group.incarnation
+        if group is not None and mine and (heard_s := self._lives(group, now)) is not None:
             lives = f"{name} was heard {heard_s:.1f} s ago: it lives; end its processes first"
             return Fencing(incarnation, heard_s=heard_s, refused=lives)
         if (death := self.dead.get(incarnation)) is not None:
             return Fencing(incarnation, gone_s=now - death.since)
         return Fencing(incarnation, refused="" if self._somebody_calls(incarnation, now) else NOBODY_CALLS)
+
+    def _known_dead(self, incarnation: str, group: Group | None) -> bool:
+        gone = group is not None and group.incarnation == incarnation and known_gone(group)
+        return gone or incarnation in self.dead
 
     def fence(self, name: str, by: str, now: float, incarnation: str = "") -> tuple[list[Action], str]:
         """The operator's explicit word that the processes of a group are gone.
@@ -167,12 +175,12 @@ class JobMachine(Changes):
             return [], f"{name} has been started again: incarnation {fencing.incarnation or 'none'} is known here now"
         if fencing.refused or fencing.gone_s is not None:
             return [], fencing.refused
-        group, incarnation = self.groups[name], fencing.incarnation
+        group, incarnation = self.groups.get(name), fencing.incarnation
         self._quiet = False
         reason = f"{by} says that its processes are gone"
         self._remember_dead(incarnation, reason, self._newest_heard_of())
         actions: list[Action] = [Note("operator_fenced", {"group": name, "incarnation": incarnation, "by": by})]
-        if incarnation == group.incarnation:
+        if group is not None and incarnation == group.incarnation:
             lost = group.gone is None
             group.gone = Gone(reason, "operator", *group.where)
             actions += [self._lost_note(group)] if lost else []

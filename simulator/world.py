@@ -82,8 +82,9 @@ class World:
         alive = {process.incarnation for process in self.groups.values() if process.alive}
         spoke = False
         for lighthouse in self.lighthouses:
-            newest = lighthouse.machine.newest
-            for member in newest.members if lighthouse.up and not lighthouse.frozen and newest is not None else ():
+            machine = lighthouse.machine
+            asked = () if machine.newest is None else (machine.newest, *machine.prepared, *machine.foreign)
+            for member in (one for epoch in asked if lighthouse.up and not lighthouse.frozen for one in epoch.members):
                 if member.incarnation not in alive and member.incarnation not in lighthouse.machine.dead:
                     spoke = lighthouse.fence(member.group) or spoke
         self.words += spoke

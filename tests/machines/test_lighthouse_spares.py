@@ -323,9 +323,28 @@ def test_a_job_is_not_over_while_one_that_a_planned_change_took_in_may_train() -
     world.arrive("g0/i2", "g1/i2")
     world.pass_s(5, {"g0/i2": 0, "g1/i2": 0})
     assert not world.is_asked("g0/i2"), "g2 may go on in the planned epoch"
+    assert "g2" in world.machine.waiting(world.now)[0], "whoever is on call is told for whom it waits"
     world.arrive("g2", known=planned, acknowledged=FIRST, role="reserve")
     world.pass_s(1, {"g0/i2": 0, "g1/i2": 0, "g2": 9})
     assert world.newest.groups[-1] == "g2"
+
+
+def test_the_operators_word_on_one_that_a_planned_change_took_in_and_that_no_stream_names() -> None:
+    world = World(groups=2)
+    world.start()
+    world.arrive("g2", role="reserve")
+    world.die("g1")
+    world.promise_all(4)
+    world.pass_s(0.25, {"g0": 5})
+    world.beat("g2", 8, "follow", epoch=0)
+    world.restart()
+    world.pass_s(5)
+    world.arrive("g0/i2", "g1/i2")
+    world.pass_s(5, {"g0/i2": 0, "g1/i2": 0})
+    assert not world.is_asked("g0/i2") and "g2" not in world.machine.groups
+    assert not world.fence("g0", "ann") and not world.fence("g2", "ann")
+    world.tick()
+    assert world.is_asked("g0/i2") and world.is_asked("g1/i2"), "the job begins anew"
 
 
 # ---------------------------------------------------------------- joins
