@@ -226,7 +226,7 @@ class Changes(Leaves):
         if not leavers and not joiners and not self.prepared:
             return []
         if leavers == set(self.newest.groups):
-            if not self._joiners(now):
+            if not self._joiners(now) and not self._may_have_switched():
                 return self._stop_as_asked()
             leavers.discard(self.newest.groups[0])  # one hands the state on, to those that nobody asked to leave
         staying = tuple(member for member in self.newest.members if member.group not in leavers)

@@ -166,9 +166,17 @@ async def new_jobs(it: Scene) -> None:
 
 
 async def new_groups(it: Scene) -> None:
-    """One that says to be ever another group of the job that runs."""
+    """One that says to be ever another group of the job that runs, and hangs up once it is welcomed."""
+
+    async def call(group: str) -> None:
+        async with grpc.aio.insecure_channel(it.address, options=UNBOUND) as channel:
+            stream = channel.stream_stream(METHOD)(metadata=metadata(it.token, it.fleet.job))
+            await stream.write(hello(it.fleet.job, group, 3))
+            assert await stream.read() is not grpc.aio.EOF
+            stream.cancel()
+
     for some in (range(100), range(100, 200)):
-        await asyncio.gather(*(speak(it, hello(it.fleet.job, f"stranger{i}", 3)) for i in some))
+        await asyncio.gather(*(call(f"stranger{i}") for i in some))
 
 
 ABUSES = [malformed, oversized, truncated, new_jobs, new_groups]
