@@ -37,7 +37,7 @@ def test_a_slow_group_gets_fewer_and_the_others_more(job: Job, gold) -> None:
     quiet(facts)
     facts.check(STEPS, {"g0", "g1", "g2"})
     first, *further = new_shares(facts)
-    assert first.cause.startswith("new shares: g2 is slower (0."), first.cause
+    assert first.cause.startswith("new shares: g2 1.00 -> 0."), first.cause
     assert all(epoch.members == ("g0", "g1", "g2") for epoch in facts.epochs)
     assert sizes(facts, 0) == {"g0": 4, "g1": 4, "g2": 4}
     last = sizes(facts, STEPS - 1)
