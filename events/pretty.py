@@ -35,7 +35,7 @@ def _fields(event: Event) -> list[str]:
 
 def _text(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"  # a count is shown whole
     if isinstance(value, str):
         first = value.strip().splitlines()[0] if value.strip() else ""
         return repr(first) if " " in first or first != value else value
@@ -90,7 +90,7 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
         if isinstance(found, str):
             lines.append(_row(name, "n/a", "", found))
             continue
-        figure = "" if found.value is None else f"{found.value:.4g}"
+        figure = "" if found.value is None else _text(float(found.value))
         lines.append(_row(name, "yes" if found.holds else "no", figure, found.why))
     for stall in summary.stalls(events):
         lines.append(_row(f"stood: {stall.group}", "", "", f"{stall.stood_s:.4g} s in step {stall.step}"))
