@@ -6,15 +6,14 @@ said once, and the last content that could be used counts.
 
 from __future__ import annotations
 
-import errno
 import os
 import queue
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from lightkeeper.errors import UsageError
+from lightkeeper.manager.regular import open_regular
 from lightkeeper.wire import own_address_towards, split_address
 
 FILE = "file:"
@@ -87,10 +86,8 @@ def _content(path: Path) -> bytes:
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # so that the open of a pipe returns
+    descriptor = open_regular(path)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
         return os.read(descriptor, FILE_BYTES_MAX + 1)
     finally:
         os.close(descriptor)

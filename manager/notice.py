@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightkeeper.errors import UsageError
+from lightkeeper.manager.regular import NotRegular, open_regular
 
 LOOK_S = 0.2
 LOOKS_MAX = 10  # at a file that does not stop changing
@@ -65,14 +65,14 @@ def _text(path: Path) -> str | None:
         NoFile: something else is there, or it may not be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO without a writer must not block
+        descriptor = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except NotRegular as error:
+        raise NoFile(error.strerror) from error
     except OSError as error:
         raise NoFile(f"it cannot be read ({error.strerror})") from error
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NoFile("it is no regular file")
         return os.read(descriptor, BYTES_MAX).decode(errors="replace").strip()
     except OSError:  # a mount that is away for a moment
         return None
