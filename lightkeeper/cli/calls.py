@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,21 @@ class Said:
     def nobody(self) -> bool:
         """Whether nobody is there (any other error is somebody's answer)."""
         return self.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+    def why_not(self, refused: str = "") -> str:
+        """For the operator: that nobody is there, or what the lighthouse says instead of doing it.
+
+        Args:
+            refused: the reason in its answer, if it answered.
+        """
+        if self.nobody:
+            return f"no lighthouse answers at {self.address}: {self.details}"
+        return f"the lighthouse at {self.address} says: {self.details if self.reply is None else refused}"
+
+
+def operator() -> str:
+    """Who calls, as the lighthouse is told: ``ann@login3``."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def call(service: str, method: str, address: str, request: Any, job: str, token: str) -> Said:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 import time
 from typing import Annotated, Any
 
 import typer
 
 from lightkeeper.cli import group as shared
-from lightkeeper.cli.calls import Said, call
+from lightkeeper.cli.calls import Said, call, operator
 from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_lighthouses, require_token
 from lightkeeper.errors import ToldError, UsageError
 
@@ -94,11 +92,7 @@ class _Drain:
             said = self._call(address, check=False)
             if said.reply is not None:
                 return said
-            refused.append(
-                f"no lighthouse answers at {address}: {said.details}"
-                if said.nobody
-                else f"the lighthouse at {address} says: {said.details}"
-            )
+            refused.append(said.why_not())
         raise NotDrained("; ".join(refused) + f"; {self.group} was not asked")
 
     def _call(self, address: str, check: bool) -> Said:
@@ -107,7 +101,7 @@ class _Drain:
         left_s = self.deadline_s if self.until_s is None else self.until_s - time.monotonic()
         deadline_ms = 0 if left_s is None else max(1, round(1000 * left_s))  # 0 would mean none
         request: Any = lighthouse_pb2.DrainGroupRequest(
-            group=self.group, by=f"{getpass.getuser()}@{socket.gethostname()}", incarnation=self.incarnation,
+            group=self.group, by=operator(), incarnation=self.incarnation,
             deadline_ms=deadline_ms, check=check,
         )  # fmt: skip
         return call("Lighthouse", "DrainGroup", address, request, self.job, self.token)

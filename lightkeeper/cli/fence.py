@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import getpass
-import socket
 from typing import Annotated
 
 import typer
 
 from lightkeeper.cli import group as shared
-from lightkeeper.cli.calls import Said, call
+from lightkeeper.cli.calls import Said, call, operator
 from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_lighthouses, require_token
 from lightkeeper.errors import ToldError, UsageError
 
@@ -39,13 +37,12 @@ def command(
     asked = [call("Lighthouse", "FenceGroup", address, question, job, token) for address in addresses]
     _check_nobody_objects(asked)
     lines, rest = [], [_why_not(one) for one in asked if one.reply is None or one.reply.refused]
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
     for one in (one for one in asked if one.reply is not None and not one.reply.refused):
         name = f"{group} (incarnation {one.reply.incarnation}) of job {job}"
         if one.reply.HasField("gone_ms"):
             lines.append(f"{name} already counts as gone at {one.address}, since {_clock(one.reply.gone_ms)}")
             continue
-        request = lighthouse_pb2.FenceGroupRequest(group=group, by=by, incarnation=one.reply.incarnation)
+        request = lighthouse_pb2.FenceGroupRequest(group=group, by=operator(), incarnation=one.reply.incarnation)
         told = call("Lighthouse", "FenceGroup", one.address, request, job, token)
         if told.reply is None:
             rest.append(_why_not(told))
@@ -72,9 +69,7 @@ def _check_nobody_objects(asked: list[Said]) -> None:
 
 
 def _why_not(one: Said) -> str:
-    if one.nobody:
-        return f"no lighthouse answers at {one.address}: {one.details}"
-    return f"the lighthouse at {one.address} says: {one.details if one.reply is None else one.reply.refused}"
+    return one.why_not("" if one.reply is None else one.reply.refused)
 
 
 def _clock(ago_ms: int) -> str:
