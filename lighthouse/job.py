@@ -371,12 +371,12 @@ class Job:
     def _speeds(self, names: Sequence[str]) -> tuple[int, ...]:
         """Relative speed of each group of the next epoch, given in slot order; 0 for its spares."""
         assert self.config is not None
-        base, members = self.newest, [name for name in names if self._member(name) is not None]
-        worked = {name for name in members if base is not None and base.speed_of(base.groups.index(name))}
-        newcomer = usual(() if base is None else base.speeds)
+        members = {name for name in names if self._member(name) is not None}
+        worked = {name for name in members if self._speed(name)}
+        promoted = usual(() if self.newest is None else self.newest.speeds)  # how fast it is shows once it works
         last = {n for n in names if (hello := self.groups[n].hello) is not None and hello.role not in ("", MEMBER)}
-        working = at_work(names, self.config.members, worked, set(names) - set(members), last)
-        return tuple((self._speed(name) or newcomer) if name in working else 0 for name in names)
+        working = at_work(names, self.config.members, worked, set(names) - members, last)
+        return tuple((self._speed(name) or promoted) if name in working else 0 for name in names)
 
     # ------------------------------------------------------------ who is taken in
 

@@ -75,8 +75,8 @@ def better(membership: Membership, paces_us: Sequence[int], total: int) -> tuple
     if len(working) < 2 or len(known) < 2 or total < 1:
         return None
     median_us = statistics.median(known)
-    usual = statistics.median([now[slot] for slot in working if paces_us[slot]])
-    paces = [paces_us[slot] or max(1, round(median_us * usual / (now[slot] or usual))) for slot in range(len(now))]
+    middle = statistics.median([now[slot] for slot in working if paces_us[slot]])
+    paces = [paces_us[slot] or max(1, round(median_us * middle / (now[slot] or middle))) for slot in range(len(now))]
     before = _step_us(total, now, paces)
     if total / sum(1 / paces[slot] for slot in working) > before * (1 - GAIN):
         return None  # no shares could win so much; a deal among a thousand takes a tenth of a second

@@ -79,7 +79,6 @@ class Rank:
         self.model, self.optimizer = model, optimizer
         self.place = place_of(place, self.rank, self.settings.ranks)
         self._sync = GradientSync(_modules(model), sync)
-        self._when = sync
         self._parameters = _named_parameters(model)
         _check_optimizers(optimizer, self._parameters)
         self._layout = ExtrasLayout()
@@ -90,12 +89,7 @@ class Rank:
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
         host = self._host = own_host(self.settings.host, self.settings.lighthouse)
         self._registry = StateRegistry()
-        self._averages = AveragedBuffers(_modules(model), average_buffers) if average_buffers else None
-        _register(self._registry, "model", model, (*exclude, *(self._averages.names if self._averages else ())))
-        _register(self._registry, "optimizer", optimizer)
-        if self._averages is not None:
-            self._layout.declare(EXTRA, (self._averages.numel,))
-            self._registry.register("averaged-buffers", self._averages)
+        self._register_state(exclude, average_buffers)
         token, form_timeout_s = self.settings.token, self.settings.form_timeout_s
         history_bytes = int(self.settings.history_mb * (1 << 20))
         self._entries = EntryHolder(token, host, form_timeout_s, self._turned_away, self._registry, history_bytes)
@@ -137,6 +131,16 @@ class Rank:
         self.finished = False
 
     __init__.__qualname__ = "Manager.__init__"  # Python names it so for a misspelt argument: nobody calls Rank
+
+    def _register_state(self, exclude: Sequence[str], average_buffers: Sequence[str]) -> None:
+        """What a returning group is given in any case."""
+        self._averages = AveragedBuffers(_modules(self.model), average_buffers) if average_buffers else None
+        elsewhere = () if self._averages is None else tuple(self._averages.names)
+        _register(self._registry, "model", self.model, (*exclude, *elsewhere))
+        _register(self._registry, "optimizer", self.optimizer)
+        if self._averages is not None:
+            self._layout.declare(EXTRA, (self._averages.numel,))
+            self._registry.register("averaged-buffers", self._averages)
 
     # ------------------------------------------------------------ votes and answers
 

@@ -42,7 +42,7 @@ class GradientSync:
             raise UsageError("FullyShardedDataParallel keeps gradients where they cannot be reduced: use fully_shard")
         if when == "last" and not self._sharded and not self._replicated:
             raise UsageError("sync='last': the model has no module of fully_shard or DistributedDataParallel")
-        self._when = when
+        self.when = when
         self._behind = False
 
     @property
@@ -61,7 +61,7 @@ class GradientSync:
 
     def microbatch(self, last: bool) -> None:
         """A microbatch starts; `last` if none is known to follow it."""
-        on = last or self._when == "every"
+        on = last or self.when == "every"
         self._behind = not on
         for part in self._sharded:
             part.set_requires_gradient_sync(on, recurse=False)

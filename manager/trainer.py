@@ -376,7 +376,7 @@ class Manager(Follower):
         found["seed"] = str(self.seed)
         found["ranks"] = str(self.settings.ranks)
         found["place"] = f"{self.place.index} of {self.place.count}"
-        found["sync"] = self._when
+        found["sync"] = self._sync.when
         found["bucket_mb"] = str(self.settings.bucket_mb)
         found["reduction"] = type(self._reducer).__name__
         found["deal"] = self.settings.deal
