@@ -57,6 +57,7 @@ def train(
     die_at: int | None = None,
     rows_to: str = "",
     timeout_s: float = 60.0,
+    members: int = 0,
 ) -> list[dict[str, Any]]:
     """One group of the peer, with AdamW.
 
@@ -68,14 +69,16 @@ def train(
         die_at: the step in whose reduce it kills itself.
         rows_to: file that every row is appended to as a line of JSON, once it is there.
         timeout_s: of its manager and of its collectives.
+        members: how many groups are at work, the others being spares; 0: all that are there.
 
     Returns:
-        Of every iteration: its seconds, the step before and after it, the members, and when it ended (monotonic); of
-        the last one also the state's digest.
+        Of every iteration: its seconds, the step before and after it, the members, whether its gradients counted, and
+        when it ended (monotonic); of the last one also the state's digest. When a group killed itself stands in its
+        `rows_to`, with the suffix ``.killed``.
     """
     import torch
     import torch.distributed as dist
-    from torchft import Manager, Optimizer, ProcessGroupGloo
+    from torchft import Optimizer
 
     import lightkeeper
     from lightkeeper.bench._compute import stack
@@ -85,19 +88,7 @@ def train(
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(store.port), RANK="0", WORLD_SIZE="1")
     model = stack(gradient_mb)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def state_dict() -> dict[str, Any]:
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
-    def load_state_dict(state: dict[str, Any]) -> None:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-
-    timeout = timedelta(seconds=timeout_s)
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timeout), min_replica_size=1, load_state_dict=load_state_dict,
-        state_dict=state_dict, replica_id=f"g{group}", timeout=timeout, hostname="localhost",
-    )  # fmt: skip
+    manager = _manager(f"g{group}", model, optimizer, timedelta(seconds=timeout_s), members)
     wrapped = Optimizer(manager, optimizer)
     sizes = [p.numel() for p in model.parameters()]
     gradients = torch.zeros(sum(sizes))
@@ -109,20 +100,41 @@ def train(
         gradients.fill_(1.0)
         work = manager.allreduce(gradients)
         if die_at is not None and before == die_at:
+            if rows_to:
+                Path(f"{rows_to}.killed").write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
         work.wait()
+        works = manager.is_participating()
         for parameter, part in zip(model.parameters(), gradients.split(sizes), strict=True):
             parameter.grad = part.view_as(parameter).clone()
         wrapped.step()
-        now = time.monotonic()
-        after, members = manager.current_step(), manager.num_participants()
-        rows.append({"seconds": now - start, "before": before, "after": after, "members": members, "at": now})
+        now, after = time.monotonic(), manager.current_step()
+        row = {"seconds": now - start, "before": before, "after": after, "at": now}
+        rows.append({**row, "members": manager.num_participants(), "works": works})
         if rows_to:
             with open(rows_to, "a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
     rows[-1]["digest"] = lightkeeper.fingerprint(model, optimizer)
     manager.shutdown(wait=False)
     return rows
+
+
+def _manager(name: str, model: Any, optimizer: Any, timeout: timedelta, members: int) -> Any:
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.manager import WorldSizeMode
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    mode = WorldSizeMode.FIXED_WITH_SPARES if members else WorldSizeMode.DYNAMIC
+    return Manager(
+        pg=ProcessGroupGloo(timeout=timeout), min_replica_size=members or 1, load_state_dict=load_state_dict,
+        state_dict=state_dict, replica_id=name, timeout=timeout, hostname="localhost", world_size_mode=mode,
+    )  # fmt: skip
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ BEFORE = 10  # steps of which a normal one is the median
 VICTIM, SPARE = "g2", "g4"
 TARGET_S = 0.5  # and one step
 RUN_S_MAX = 180.0
+PEER_TIMEOUT_S = 30.0
 TIMED = (STEPS, MICROBATCHES, MICROBATCH_S, GRADIENT_MB)
 
 
@@ -103,16 +101,19 @@ def figures(events: Sequence[Event]) -> dict[str, Any]:
 
 def _torchft() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, _peer.lighthouse() as address:
-        killed = Path(name) / "killed"
         trainers = Trainers(Path(name))
         try:
             for slot in range(GROUPS):
-                die_at = FAULT_STEP if f"g{slot}" == VICTIM else None
-                trainers.start(f"g{slot}", {"TORCHFT_LIGHTHOUSE": address}, peer_train, slot, die_at, str(killed))
+                die_at, rows_to = FAULT_STEP if f"g{slot}" == VICTIM else None, str(Path(name) / f"g{slot}")
+                compute_s = MICROBATCH_S * MICROBATCHES / MEMBERS
+                more = (die_at, rows_to, PEER_TIMEOUT_S, MEMBERS)
+                trainers.start(
+                    f"g{slot}", {"TORCHFT_LIGHTHOUSE": address}, _peer.train, slot, STEPS, compute_s, GRADIENT_MB, *more
+                )
             results = trainers.result_of(GROUPS - 1, timeout_s=RUN_S_MAX)
         finally:
             trainers.end()
-        killed_s = float(killed.read_text())
+        killed_s = float((Path(name) / f"{VICTIM}.killed").read_text())
     rows = results[SPARE]
     if any(row["works"] for row in rows if row["at"] < killed_s):
         raise RuntimeError(f"spare: torchft's {SPARE} was no spare")
@@ -127,52 +128,3 @@ def _torchft() -> dict[str, Any]:
         "steps_lost": sum(row["after"] == row["before"] for row in after),
         "promoted": SPARE,
     }
-
-
-def peer_train(slot: int, die_at: int | None, killed: str) -> list[dict[str, Any]]:
-    """One group of the peer, with a time-out of 30 s as in `bench kill`.
-
-    Its rows: `at` is when an iteration ended, `works` whether its gradients counted in it.
-    """
-    from datetime import timedelta
-
-    import torch
-    import torch.distributed as dist
-    from torchft import Manager, Optimizer, ProcessGroupGloo
-    from torchft.manager import WorldSizeMode
-
-    from lightkeeper.bench._compute import stack
-
-    torch.set_num_threads(1)
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(store.port), RANK="0", WORLD_SIZE="1")
-    model = stack(GRADIENT_MB)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    timeout = timedelta(seconds=30)
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timeout), min_replica_size=MEMBERS, load_state_dict=model.load_state_dict,
-        state_dict=model.state_dict, replica_id=f"g{slot}", timeout=timeout, hostname="localhost",
-        world_size_mode=WorldSizeMode.FIXED_WITH_SPARES,
-    )  # fmt: skip
-    wrapped = Optimizer(manager, optimizer)
-    sizes = [p.numel() for p in model.parameters()]
-    gradients = torch.zeros(sum(sizes))
-    rows: list[dict[str, Any]] = []
-    while manager.current_step() < STEPS:
-        start, before = time.monotonic(), manager.current_step()
-        wrapped.zero_grad()
-        time.sleep(MICROBATCH_S * MICROBATCHES / MEMBERS)
-        gradients.fill_(1.0)
-        work = manager.allreduce(gradients)
-        if die_at is not None and before == die_at:
-            Path(killed).write_text(str(time.monotonic()))
-            os.kill(os.getpid(), signal.SIGKILL)
-        work.wait()
-        works = manager.is_participating()
-        for parameter, part in zip(model.parameters(), gradients.split(sizes), strict=True):
-            parameter.grad = part.view_as(parameter).clone()
-        wrapped.step()
-        now, after = time.monotonic(), manager.current_step()
-        rows.append({"seconds": now - start, "before": before, "after": after, "works": works, "at": now})
-    manager.shutdown(wait=False)
-    return rows
