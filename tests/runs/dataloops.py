@@ -10,7 +10,8 @@ from typing import Any
 import sharded_loops as sharded
 import torch
 import torch.distributed as dist
-from loops import Behaviour, Trace, make, per_step
+from loops import Trace, make, per_step
+from misbehaviour import Behaviour
 from torch import nn
 
 import lightkeeper

@@ -14,6 +14,7 @@ from typing import Any
 import loops
 import torch
 import torch.distributed as dist
+from misbehaviour import Behaviour
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -187,7 +188,7 @@ def train(o: dict[str, Any]) -> None:
     )
     manager.extra("counted", dtype=torch.int64, before=lambda step, k: SHAPE[0] // manager.place.count)
     manager.extra("word", agreed=True)
-    behaviour = loops.Behaviour(o["behave"] if manager.rank == o.get("rank", 0) else "", manager, optimizer, trace)
+    behaviour = Behaviour(o["behave"] if manager.rank == o.get("rank", 0) else "", manager, optimizer, trace)
     behaviour.heal_faults(o)
     if "fail-take" in behaviour.words:
         fail_take(manager, behaviour.words.pop("fail-take"), trace)

@@ -16,7 +16,8 @@ from typing import Any
 import sharded_loops
 import torch
 import torch.distributed as dist
-from loops import Behaviour, Trace, per_step, scalars
+from loops import Trace, per_step, scalars
+from misbehaviour import Behaviour
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
