@@ -1,0 +1,162 @@
+"""`Run`: one trainer's part in the job, between torchtitan's trainer and lightkeeper's `Manager`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torchtitan.distributed import utils as dist_utils
+
+import lightkeeper
+from lightkeeper.manager.settings import Settings
+from lightkeeper.manager.step import Step
+
+if TYPE_CHECKING:
+    from lightkeeper.integrations.torchtitan.trainer import FaultTolerantTrainer
+
+TOKENS, LOSS, PARTS, SEEN = "tokens", "loss", "loss of a part", "tokens seen"
+
+
+@dataclass
+class Progress:
+    """What torchtitan counts of a run, and what travels to a group that returns.
+
+    Attributes:
+        step: optimizer steps done.
+        ntokens_seen: tokens read by all groups in them.
+    """
+
+    step: int = 0
+    ntokens_seen: int = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The numbers."""
+        return {"step": self.step, "ntokens_seen": self.ntokens_seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Takes them over."""
+        self.step, self.ntokens_seen = state["step"], state["ntokens_seen"]
+
+
+class Run:
+    """The steps of one trainer.
+
+    Args:
+        trainer: built, its checkpoint loaded.
+        settings: of its group.
+        microbatches: of a step, over all groups.
+
+    Attributes:
+        manager: its `lightkeeper.Manager`.
+        progress: what is committed.
+        step: the step at hand; None before the first.
+    """
+
+    def __init__(self, trainer: FaultTolerantTrainer, settings: Settings, microbatches: int) -> None:
+        config, dims = trainer.config, trainer.parallel_dims
+        self.settings, self.microbatches = settings, microbatches
+        self._trainer = trainer
+        parts = trainer.model_parts
+        self.manager = lightkeeper.Manager(
+            parts[0] if len(parts) == 1 else parts,
+            list(trainer.optimizers),
+            seed=config.debug.seed,
+            place=dims.get_mesh("batch") if dims.dp_enabled else (0, 1),
+            sync=config.fault_tolerance.sync,
+            settings=settings,
+        )
+        self.places = self.manager.place.count
+        self.progress = Progress(trainer.step, trainer.ntokens_seen * self.places)
+        self.step: Step | None = None
+        manager = self.manager
+        manager.extra(TOKENS, dtype=torch.int64, before=trainer.dataloader.tokens)
+        manager.extra(LOSS)
+        manager.extra(PARTS, (microbatches, self.places))
+        manager.extra(SEEN, dtype=torch.int64)
+        manager.register("lr-schedulers", trainer.lr_schedulers)
+        manager.register("progress", self.progress)
+        trainer.dataloader.bind(manager)
+        self._steps = manager.steps(config.training.steps, microbatches)
+
+    # ------------------------------------------------------------ where the run stands
+
+    @property
+    def live(self) -> bool:
+        """Whether the step at hand is one that this group did with the others, not one that it only applies."""
+        return self.step is not None and self.step.live
+
+    @property
+    def lead(self) -> bool:
+        """Whether this group has the lowest slot: true on all of its ranks."""
+        return self.step is not None and self.step.lead
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self.settings.group
+
+    # ------------------------------------------------------------ the steps
+
+    def next(self) -> bool:
+        """Ends the step at hand and begins the next one; the first one joins, and heals.
+
+        Returns:
+            False if there is none: the run is over, or the group has left.
+        """
+        self.step = next(self._steps, None)
+        return self.step is not None
+
+    def valid_tokens(self, device: torch.device) -> torch.Tensor:
+        """Tokens of the step over all groups, by which its loss is divided: int64[]."""
+        assert self.step is not None
+        return self.step.before[TOKENS].to(device)
+
+    def computed(self, k: int, loss: torch.Tensor, labels: torch.Tensor, valid: int) -> None:
+        """Microbatch `k` has been computed here.
+
+        Args:
+            k: its index.
+            loss: summed over this rank's tokens of it, divided by those of the step.
+            labels: this rank's, any shape.
+            valid: how many of them count.
+        """
+        assert self.step is not None
+        step, loss = self.step, _plain(loss).detach()
+        step.contribute(LOSS, loss)
+        part = torch.zeros((self.microbatches, self.places), dtype=torch.float64)
+        part[k, self.manager.place.index] = float(loss) * float(step.before[TOKENS]) / max(valid, 1)
+        step.contribute(PARTS, part)
+        step.contribute(SEEN, labels.numel())
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clips the gradients of the step; the same bits in all groups.
+
+        With one group there is nobody to agree with, and torchtitan's own function is asked: the same bits as without
+        this package.
+
+        Returns:
+            The norm before, float[].
+        """
+        parameters = [p for part in self._trainer.model_parts for p in part.parameters()]
+        if self.settings.groups == 1:
+            norm: torch.Tensor = dist_utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+            return norm
+        return lightkeeper.clip_grad_norm_(parameters, max_norm)
+
+    def applied(self) -> None:
+        """The optimizer has taken the step: the run has come one further."""
+        assert self.step is not None
+        self.progress.step = self.step.index + 1
+        self.progress.ntokens_seen += int(self.step.reduced[SEEN])
+
+    def losses(self) -> tuple[float, float]:
+        """Of the step: mean loss of all groups' tokens, and the highest mean of one rank's part of a microbatch."""
+        assert self.step is not None
+        reduced = self.step.reduced
+        return float(reduced[LOSS]), float(reduced[PARTS].max())
+
+
+def _plain(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
