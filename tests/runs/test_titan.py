@@ -1,0 +1,107 @@
+"""torchtitan's own loop in replica groups that die, freeze and come back; beside torchtitan alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import HERE, Job, port_below_ephemeral
+
+from lightkeeper.events import schema
+from lightkeeper.events.summary import fingerprints_equal, one_lineage, samples_exactly_once, steps_lost
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed"),
+    pytest.mark.timeout(400),
+]
+
+SCRIPT = HERE / "titan_script.py"
+LOSS = re.compile(r"step: *(\d+)  loss: *([0-9.]+)")
+START_S, HEAL_S = 120, 240  # two cores import torchtitan for several processes at once
+
+
+def arguments(job: Job, group: str, steps: int, *more: str) -> list[str]:
+    options = {"trace": str(job.folder / f"titan-{group}"), "hurry": str(job.folder / "hurry"), "delay": 0.3}
+    return [str(SCRIPT), json.dumps(options), "--training.steps", str(steps), "--dump_folder", str(job.folder), *more]
+
+
+def start(job: Job, groups: int, ranks: int, steps: int, fault: str = "", restarts: int = 0, more: Any = ()) -> None:
+    job.settings.update(groups=groups, ranks=ranks, outage_budget_s=60, bucket_mb=1)
+    job.variables.update(OMP_NUM_THREADS="1", LIGHTKEEPER_WARM="0")
+    job.start_lighthouse()
+    for i in range(groups):
+        words = arguments(job, f"g{i}", steps, *more)
+        job.start_command(f"g{i}", words, fault, env={"LIGHTKEEPER_RESTARTS": str(restarts)})
+
+
+def plain(folder: Path, ranks: int, steps: int, *more: str, stop: int = 0) -> dict[int, dict[str, Any]]:
+    """torchtitan alone on so many ranks; what rank 0 wrote after each step, and its losses."""
+    folder.mkdir(exist_ok=True)
+    options = json.dumps({"trace": str(folder / "plain"), "plain": True, "stop": stop})
+    meet = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_below_ephemeral())}
+    words = [sys.executable, str(SCRIPT), options, "--training.steps", str(steps), "--debug.seed", "0",
+             "--dump_folder", str(folder), *more]  # fmt: skip
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}
+    children = []
+    for rank in range(ranks):
+        own = {**clean, **meet, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with (folder / f"plain-{rank}.out").open("wb") as output:
+            children.append(subprocess.Popen(words, env=own, stdout=output, stderr=subprocess.STDOUT))
+    codes = [child.wait(timeout=START_S) for child in children]
+    said = (folder / "plain-0.out").read_text()
+    assert codes == [0] * ranks, said
+    found = {line["step"]: line for line in map(json.loads, (folder / "plain.0").read_text().splitlines())}
+    return {step: {**line, "loss": dict(losses(said))[step]} for step, line in found.items()}
+
+
+def losses(said: str) -> list[tuple[int, float]]:
+    return [(int(step), float(loss)) for step, loss in LOSS.findall(said)]
+
+
+def digests(job: Job, group: str, rank: int = 0) -> dict[int, str]:
+    lines = (job.folder / f"titan-{group}.{rank}").read_text().splitlines()
+    return {line["step"]: line["digest"] for line in map(json.loads, lines)}
+
+
+def holds(facts: Any, steps: int) -> None:
+    for rule in (samples_exactly_once(facts.events, steps), one_lineage(facts.events), steps_lost(facts.events)):
+        assert rule.holds, rule.why
+    assert fingerprints_equal(facts.events).holds
+
+
+def test_one_group_has_the_bits_of_torchtitan_alone(job: Job, tmp_path: Path) -> None:
+    start(job, 1, 1, 6)
+    job.hurry()
+    facts = job.finish(within_s=START_S)
+    assert facts.codes == {"g0": 0}
+    alone = plain(tmp_path / "plain", 1, 6)
+    assert digests(job, "g0") == {step: line["digest"] for step, line in alone.items()} and len(alone) == 6
+    assert losses(facts.said["g0"]) == [(step, line["loss"]) for step, line in alone.items()]
+
+
+@pytest.mark.parametrize(("ranks", "fault"), [(1, "kill:g1:reduce:9"), (2, "kill:g1/1:compute:9")])
+def test_a_killed_group_comes_back_and_the_run_is_the_same(job: Job, tmp_path: Path, ranks: int, fault: str) -> None:
+    steps, compared = 200, 80
+    start(job, 2, ranks, steps, fault, restarts=2)
+    job.wait_for(schema.Rejoined, HEAL_S, group="g1")
+    job.hurry()
+    facts = job.finish(within_s=HEAL_S)
+    assert facts.codes == {"g0": 0, "g1": 0}
+    assert len(facts.all(schema.FaultInjected)) == 1 and facts.lost.keys() == {"g1"}
+    holds(facts, steps)
+    for rank in range(ranks):
+        ours, theirs = digests(job, "g0", rank), digests(job, "g1", rank)
+        assert len(ours) == steps and all(ours[step] == digest for step, digest in theirs.items())
+        assert steps in theirs
+    shape = ["--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_parallel_shard_degree", str(ranks)]
+    alone = plain(tmp_path / "plain", 2 * ranks, steps, *shape, stop=compared)
+    said = dict(losses(facts.said["g0"]))
+    assert len(alone) == compared
+    assert [said[step] for step in alone] == pytest.approx([line["loss"] for line in alone.values()], rel=1e-5)

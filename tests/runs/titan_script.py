@@ -1,0 +1,87 @@
+"""torchtitan's loop in these tests: its debug model made small, a digest after each step, slow steps until `hurry`.
+
+    python titan_script.py JSON TORCHTITAN'S ARGUMENTS
+
+Options in the JSON: `trace` (file; ".RANK" is appended), `hurry` (a file that ends the slow steps), `delay` (seconds of each
+slow batch), `plain` (no fault tolerance), `stop` (the step after which the process ends), `config` (a function of this
+module).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "examples")]
+
+from dataclasses import dataclass  # noqa: E402
+
+import train_titan  # noqa: E402 - it puts in what a CPU needs
+from torchtitan.train import main  # noqa: E402
+from torchtitan.trainer import Trainer  # noqa: E402
+
+from lightkeeper.integrations.torchtitan.config import fault_tolerant  # noqa: E402
+from lightkeeper.manager.fingerprint import fingerprint  # noqa: E402
+
+OPTIONS: dict[str, Any] = json.loads(os.environ.get("TITAN_SCRIPT") or sys.argv[1])
+LAYERS, LENGTH = 2, 32
+
+
+class Slow(train_titan.Sequences):
+    """As fast as the others once the file is there."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(train_titan.Sequences.Config):
+        pass
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            if OPTIONS.get("hurry") and not Path(OPTIONS["hurry"]).exists():
+                time.sleep(OPTIONS.get("delay", 0.1))
+            yield batch
+
+
+def small() -> Trainer.Config:
+    config = train_titan.plain_tiny()
+    model = config.model_spec.model
+    model.layers = model.layers[:LAYERS]
+    config.training.seq_len, config.training.local_batch_size = LENGTH, 1
+    config.dataloader = Slow.Config()
+    return config if OPTIONS.get("plain") else fault_tolerant(config)
+
+
+def traced(train_step):
+    """Writes what each step left behind."""
+
+    def step(self, *given):
+        train_step(self, *given)
+        digest = fingerprint(self.model_parts[0], list(self.optimizers))
+        run = getattr(self, "run", None)
+        line = {
+            "step": self.step, "digest": digest, "live": run is None or run.live, "lr": self.lr_schedulers.get_metrics(),
+            "seen": self.ntokens_seen,
+        }  # fmt: skip
+        path = f"{OPTIONS['trace']}.{os.environ['RANK']}"
+        with open(path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+        if self.step == OPTIONS.get("stop"):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    return step
+
+
+if __name__ == "__main__":
+    from lightkeeper.integrations.torchtitan.trainer import FaultTolerantTrainer
+
+    for kind in (Trainer, FaultTolerantTrainer):
+        if "train_step" in vars(kind) and (kind is Trainer) == bool(OPTIONS.get("plain")):
+            kind.train_step = traced(kind.train_step)
+    os.environ["TITAN_SCRIPT"] = sys.argv.pop(1)  # the module is imported once more by torchtitan, by name
+    sys.argv += ["--module", "titan_script", "--config", OPTIONS.get("config", "small")]
+    main()
