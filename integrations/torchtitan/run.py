@@ -133,14 +133,14 @@ class Run:
     def clip(self, max_norm: float) -> torch.Tensor:
         """Clips the gradients of the step; the same bits in all groups.
 
-        With one group there is nobody to agree with, and torchtitan's own function is asked: the same bits as without
-        this package.
+        torchtitan's own function gives the bits of a run without this package. It is asked where groups cannot differ by
+        it: with one group, and in groups of one rank, which have no collective whose order might be another's.
 
         Returns:
             The norm before, float[].
         """
         parameters = [p for part in self._trainer.model_parts for p in part.parameters()]
-        if self.settings.groups == 1:
+        if 1 in (self.settings.groups, self.settings.ranks):
             norm: torch.Tensor = dist_utils.clip_grad_norm_(parameters, max_norm, foreach=True)
             return norm
         return lightkeeper.clip_grad_norm_(parameters, max_norm)
