@@ -62,13 +62,18 @@ def report_exceptions(
 
 
 def tell_in_one_line() -> None:
-    """Until there is a manager to send to: what a person can put right is told in one line, all else as always."""
+    """Until there is a manager to send to: what a person can put right is told in one line, all else as always.
+
+    The process then ends with the error's own code, as the command line does.
+    """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, ToldError):
-            _tell(error, trace)
-        else:
+        if not isinstance(error, ToldError):
             _previous(kind, error, trace)
+            return
+        _tell(error, trace)
+        if error.exit_code != 1:
+            raise SystemExit(error.exit_code)  # out of this hook, that is what Python ends with
 
     sys.excepthook = hook
 
@@ -108,7 +113,10 @@ def user_frame(trace: TracebackType | None) -> str:
 
 
 def _is_own(frame: FrameType) -> bool:
+    """The runtime's, or what Python runs when the runtime is imported."""
     module = str(frame.f_globals.get("__name__", ""))
+    if module.partition(".")[0] == "importlib":
+        return True
     return module.startswith("lightkeeper.") and not module.startswith("lightkeeper.examples.")
 
 

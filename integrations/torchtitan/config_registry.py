@@ -16,6 +16,7 @@ from torchtitan.models import _supported_models
 
 from lightkeeper.errors import UsageError
 from lightkeeper.integrations.torchtitan.config import fault_tolerant
+from lightkeeper.manager.usererrors import tell_in_one_line
 
 SUFFIX = "_ft"
 
@@ -23,6 +24,7 @@ SUFFIX = "_ft"
 def __getattr__(name: str) -> Callable[[], Any]:
     if not name.endswith(SUFFIX) or name.startswith("_"):
         raise AttributeError(f"no config {name!r}: those of this module end in {SUFFIX}")
+    tell_in_one_line()
     module, _, function = name.removesuffix(SUFFIX).rpartition(".")
     make = _named(import_module(module), function) if module else _shipped(function)
     return lambda: fault_tolerant(make())

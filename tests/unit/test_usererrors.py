@@ -77,7 +77,10 @@ def told(error: type[Exception], do: object, capsys: pytest.CaptureFixture[str])
     """What the hook prints for the exception that `do` raises."""
     with pytest.raises(error) as raised:
         do()  # type: ignore[operator]
-    sys.excepthook(raised.type, raised.value, raised.tb)
+    try:
+        sys.excepthook(raised.type, raised.value, raised.tb)
+    except SystemExit as end:
+        assert issubclass(error, ToldError) and end.code == error.exit_code == 2
     return capsys.readouterr().err
 
 
