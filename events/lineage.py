@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, GroupLost
+from lightkeeper.lighthouse.messages import FIRST_EPOCH
 
 T = TypeVar("T", bound=Event)
 
@@ -19,11 +20,13 @@ class Lineage:
         epoch_of: step to the (epoch, term) in the name of its entry.
         commits: step to the commits of that entry, all groups and ranks.
         discarded: commits under another name: thrown away.
+        first_step: where the run began: 0, or the step that its groups were resumed at.
     """
 
     epoch_of: dict[int, tuple[int, int]] = field(default_factory=dict)
     commits: dict[int, list[Committed]] = field(default_factory=dict)
     discarded: list[Committed] = field(default_factory=list)
+    first_step: int = 0
 
     @property
     def last_step(self) -> int:
@@ -38,7 +41,8 @@ def pick(events: Iterable[Event], kind: type[T]) -> list[T]:
 
 def lineage(events: Sequence[Event]) -> Lineage:
     """The entry of the highest epoch, for each step."""
-    result = Lineage()
+    begins = (epoch.first_step for epoch in pick(events, Activated) if epoch.cause.startswith(FIRST_EPOCH))
+    result = Lineage(first_step=min(begins, default=0))
     commits = pick(events, Committed)
     for commit in commits:
         name = (commit.epoch, commit.term)

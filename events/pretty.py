@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lightkeeper.events import ending, lineage, summary
-from lightkeeper.events.schema import Event, FaultInjected, Parked, Promoted, Unknown, kind_of
+from lightkeeper.events.schema import Event, FaultInjected, Finished, Parked, Promoted, Unknown, kind_of
 
 _TOO_EARLY = ("no step was committed", "no live commit was recorded", "fewer than two commits")
 _HEADER = {field.name for field in msgspec.structs.fields(Event)}
@@ -85,7 +85,10 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
         "goodput": summary.goodput(events),
     }
     if not end.finished:
-        rules = {name: _nothing_yet(found) for name, found in rules.items()}
+        rules = {name: _nothing_yet(found, " so far") for name, found in rules.items()}
+    elif _had_nothing_to_do(events):
+        why = ": the run was at its end when it was resumed"
+        rules = {name: _nothing_yet(found, why) for name, found in rules.items()}
     for name, found in rules.items():
         if isinstance(found, str):
             lines.append(_row(name, "n/a", "", found))
@@ -142,9 +145,14 @@ def _fingerprints(events: Sequence[Event], end: ending.Ending) -> summary.Findin
     )
 
 
-def _nothing_yet(found: summary.Finding | str) -> summary.Finding | str:
-    """A run that has only begun breaks no rule by what it has not done yet."""
-    return f"{found.why} so far" if isinstance(found, summary.Finding) and found.why in _TOO_EARLY else found
+def _nothing_yet(found: summary.Finding | str, when: str) -> summary.Finding | str:
+    """A run that has only begun, or had nothing left to do, breaks no rule by what it has not done."""
+    return f"{found.why}{when}" if isinstance(found, summary.Finding) and found.why in _TOO_EARLY else found
+
+
+def _had_nothing_to_do(events: Sequence[Event]) -> bool:
+    first = lineage.lineage(events).first_step
+    return first > 0 and all(event.step == first for event in lineage.pick(events, Finished))
 
 
 def _row(name: str, verdict: str, figure: str, text: str) -> str:

@@ -105,10 +105,16 @@ class Left(Event, frozen=True, kw_only=True):
 
 
 class Joined(Event, frozen=True, kw_only=True):
-    """A group asked to join and was taken on. `signature` is the digest of what must agree between groups."""
+    """A group asked to join and was taken on.
+
+    Attributes:
+        signature: digest of what must agree between groups.
+        step: how many steps the state has behind it with which it comes.
+    """
 
     signature: str = ""
     fingerprint: str = ""
+    step: int = 0
 
 
 class Refused(Event, frozen=True, kw_only=True):

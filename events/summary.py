@@ -113,16 +113,17 @@ def samples_exactly_once(events: Sequence[Event], steps: int | None = None) -> F
 
     Args:
         events: the run.
-        steps: number of steps the run had to do; None: up to the last one committed.
+        steps: number of steps of the whole run, of which those before it was resumed were done elsewhere; None: up to
+            the last one committed.
     """
     line = lineage(events)
-    wanted = line.last_step + 1 if steps is None else steps
-    if wanted <= 0:
+    wanted = range(line.first_step, line.last_step + 1 if steps is None else steps)
+    if not wanted:
         return Finding(False, "no step was committed")
     consumed = 0
     members = members_at(events)
     wrote = {event.group for event in events if event.process != "lighthouse"}
-    for step in range(wanted):
+    for step in wanted:
         commits = line.commits.get(step)
         if not commits:
             return Finding(False, f"step {step} was never committed", consumed)

@@ -130,7 +130,8 @@ class Changes(Leaves):
             return []  # silent, but not yet long enough to be left out
         candidates = self._candidates()
         if self.newest is None:
-            candidates = of_one_history(candidates, promises)
+            joined = {name: join.fingerprint for name in candidates if (join := self.groups[name].join) is not None}
+            candidates = of_one_history(candidates, promises, joined)
         assert self.config is not None
         try:
             concluded = conclude(candidates, promises, self._speeds)
@@ -308,7 +309,8 @@ class Changes(Leaves):
 
     def _planned_is_in_force(self, planned: Membership) -> list[Action]:
         """A member shows that the entries have activated this planned epoch."""
-        promotions = self._promotions(planned, self._first_step_now())
+        first_step = self._first_step_now()
+        promotions = self._promotions(planned, first_step)
         old, self.newest, self.prepared, self.shown = self.newest, planned, [], planned.epoch
         self.activation, self.unbuilt_s, self.unbuilt_times = None, None, 0
         cause, self.reasons = self.reasons.get(planned.epoch, "planned"), {}
@@ -331,7 +333,7 @@ class Changes(Leaves):
             {
                 "epoch": planned.epoch,
                 "members": list(planned.groups),
-                "first_step": self._first_step_now(),
+                "first_step": first_step,
                 "cause": cause,
                 "spares": list(planned.spares),
             },

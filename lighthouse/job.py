@@ -227,13 +227,13 @@ class Job:
         return len(joined) >= self.config.groups or (word and len(joined) >= self.config.minimum)
 
     def _participants(self) -> list[Group]:
-        """All in touch that may be asked for a promise: members of the newest epoch, or all that joined.
+        """All in touch that may be asked for a promise: members of the newest epoch, or all that joined (which state
+        each of these holds now, its promise tells).
 
         Below the minimum also joiners that have healed from the standing members.
         """
         if self.newest is None:
-            joined = sorted(self._seated(self._ticked_s), key=lambda group: group.name)
-            return [g for g in joined if g.join is not None and g.join.fingerprint == _fingerprint(joined[0])]
+            return sorted(self._seated(self._ticked_s), key=lambda group: group.name)
         members = [group for group in self._members() if group.in_touch]
         if self.config is None or len(members) >= self.config.minimum:
             return members
@@ -408,7 +408,8 @@ class Job:
         return parked_words(here, self.config.members, self.config.spares)
 
     def _first_step_now(self) -> int:
-        return max((g.beat.step for g in self._members() if g.beat), default=0)
+        first = 0 if self.activation is None else self.activation.first_step
+        return max((g.beat.step for g in self._members() if g.beat), default=first)
 
     def _view(self) -> View:
         return View(self.config, self.groups, self.newest, self.stopped, self.patience, self.bounds.lease_s)
@@ -445,7 +446,3 @@ def _known(hello: m.Hello) -> tuple[Member, ...]:
 def counts(group: Group) -> bool:
     """Whether it is one of the groups that the job is configured for, as far as it says."""
     return group.hello is None or group.hello.role != RESERVE
-
-
-def _fingerprint(group: Group) -> str:
-    return group.join.fingerprint if group.join is not None else ""

@@ -51,8 +51,7 @@ class Joins(TakeOver):
         for group in asking:
             group.healing = self.copied
             group.tries += 1
-            other = first is not None and _unlike(group, first)
-            why = f"{group.name} comes with another state than {first.name}" if first is not None and other else ""
+            why = "" if first is None else _unlike(group, first)
             fields = {
                 "group": group.name,
                 "incarnation": group.incarnation,
@@ -155,6 +154,10 @@ class Joins(TakeOver):
         return self._send(group, m.Waiting((group.name,), why, 0))
 
 
-def _unlike(group: Group, other: Group) -> bool:
-    """Whether both started with a state, and not with the same."""
-    return group.join is not None and other.join is not None and group.join.fingerprint != other.join.fingerprint
+def _unlike(group: Group, other: Group) -> str:
+    """How the states differ with which both were started, in words; empty if they do not."""
+    if group.join is None or other.join is None or group.join.fingerprint == other.join.fingerprint:
+        return ""
+    if group.join.step != other.join.step:
+        return f"{group.name} comes with the state before step {group.join.step}"
+    return f"{group.name} comes with another state than {other.name}"

@@ -352,7 +352,7 @@ class JobMachine(Changes):
         group.join, group.joined_s = join, now
         if self.refused[0] == group.name:
             self.refused = ("", "")  # it was put right
-        note = Note("joined", {"group": group.name, "incarnation": group.incarnation})
+        note = Note("joined", {"group": group.name, "incarnation": group.incarnation, "step": join.step})
         return [note, *self._say_held_back(group, now)]
 
     def _beat(self, group: Group, beat: m.Beat, now: float) -> list[Action]:
@@ -383,7 +383,7 @@ class JobMachine(Changes):
         self.recovery.promises[group.name] = promise
         self._shows(None if promise.known is None else promise.known.epoch)
         first_step = 0 if self.activation is None else self.activation.first_step
-        if promise.last is not None and promise.last.step >= first_step:
+        if promise.last is not None and promise.last.made and promise.last.step >= first_step:
             self._progressed()  # also if no beat was there to show it
         step = -1 if promise.last is None else promise.last.step
         return [Note("promised", {"group": group.name, "epoch": promise.epoch, "step": step})]

@@ -72,11 +72,13 @@ class Join:
         ranks: addresses of the ranks' transfer servers by rank index.
         signature: what must be alike in all groups (parameters, optimizer, microbatches, ...), name to value.
         fingerprint: of the state with which it comes; groups that start with another heal from the lowest slot.
+        step: how many steps that state has behind it: 0, or what `Manager.resume` was told.
     """
 
     ranks: tuple[str, ...]
     signature: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,11 @@ class Promise:
         epoch: the promised epoch.
         known: newest membership that this manager knows.
         prepared: memberships prepared on top of it.
-        last: name of the newest entry that the group has committed.
+        last: name of the newest entry that the group has committed; an `origin` if it has none and was started with a
+            later state than that before step 0.
         held: microbatches dealt to the group for the step after `last`.
         total: number of microbatches of that step.
+        healed: whether its state came from other groups, and is not the one with which it joined.
     """
 
     epoch: Epoch
@@ -121,6 +125,7 @@ class Promise:
     last: Entry | None = None
     held: tuple[int, ...] = ()
     total: int = 0
+    healed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

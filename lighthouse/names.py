@@ -44,7 +44,21 @@ class Entry:
     step: int
 
     def __str__(self) -> str:
-        return f"step {self.step} of {self.epoch}"
+        return f"step {self.step} of {self.epoch}" if self.made else f"the start at step {self.step + 1}"
+
+    @property
+    def made(self) -> bool:
+        """Whether an epoch of this job made it; else it is an `origin`."""
+        return self.epoch.number > 0
+
+
+def origin(step: int) -> Entry:
+    """What stands in the place of an entry's name for the state that a group was started with.
+
+    Args:
+        step: how many steps that state has behind it, 0 for a fresh one: the index of the next.
+    """
+    return Entry(Epoch(0, Term(0, "")), step - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lightkeeper.lighthouse.deal import deal_rest
 from lightkeeper.lighthouse.messages import Donor, Promise, Share
-from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership
+from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, origin
 
 
 class Contradiction(RuntimeError):
@@ -95,22 +95,30 @@ def _speaks_for(membership: Membership, member: Member, promises: Mapping[str, P
     return promise is not None and (promise.known is not None or membership.base is None)
 
 
-def of_one_history(candidates: Sequence[str], promises: Mapping[str, Promise]) -> list[str]:
-    """Who begins a job: those that hold the newest entry that any of them has (or all, if none has any).
+def of_one_history(
+    candidates: Sequence[str], promises: Mapping[str, Promise], fingerprints: Mapping[str, str]
+) -> list[str]:
+    """Who begins a job: those whose state is furthest on, if it is one and the same; the others heal from these.
 
-    Joiners outlive the members that they followed, each with the entries that it got; the others heal from these.
+    Joiners outlive the members that they followed, each with the entries that it got: of these the newest one counts.
+    The others bring a state of their own, perhaps from a checkpoint: of these the one with most steps behind it counts.
+    A checkpoint holds final steps only, so if it is further on than every entry, nothing final is given up for it.
 
     Args:
         candidates: promisers, in slot order.
         promises: group to its promise, for every candidate.
+        fingerprints: of the states with which they joined, by group.
     """
-    newest = max((p.last for g in candidates if (p := promises[g]).last is not None), key=_age, default=None)
-    return [group for group in candidates if promises[group].last == newest]
-
-
-def _age(entry: Entry | None) -> tuple[Epoch, int]:
-    assert entry is not None
-    return entry.epoch, entry.step
+    last = {group: promises[group].last or origin(0) for group in candidates}
+    made = max((entry for entry in last.values() if entry.made), key=lambda e: (e.epoch, e.step), default=None)
+    brought = max((entry for entry in last.values() if not entry.made), key=lambda e: e.step, default=None)
+    newest = made if brought is None or (made is not None and made.step >= brought.step) else brought
+    begin = [group for group in candidates if last[group] == newest]
+    if newest is None or newest.made:
+        return begin
+    # no entry names these states: one is known by its fingerprint, or if others gave it, by who holds it
+    state = {group: group if promises[group].healed else f"as {fingerprints[group]}" for group in begin}
+    return [group for group in begin if state[group] == state[begin[0]]]
 
 
 def conclude(

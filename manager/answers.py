@@ -90,6 +90,7 @@ class Answers:
         self.copy_at: int | None = None
         self.source: m.Heal | None = None
         self.following, self.lost = False, True
+        self.healed = False  # whether the state here came from other groups
         self.fetching: set[int] = set()  # ranks that were told to take the members' state
         self.lost_why = ""  # said to a lighthouse, until it names another boundary
         self.torn = False  # a copy broke off: the state here is neither the old nor the new one

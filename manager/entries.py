@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from lightkeeper.lighthouse.names import Entry, Epoch, Term
+from lightkeeper.lighthouse.names import Entry, Epoch, Term, origin
 from lightkeeper.manager import local
 from lightkeeper.manager.groups import Note
 from lightkeeper.manager.history import EntryHistory
@@ -67,6 +67,10 @@ class EntryHolder:
             self._history.keep(name, predecessor, self._reducer.entry())
         else:
             self._history.passed(name)
+
+    def starts(self, step: int) -> None:
+        """The state was made elsewhere, and has so many steps behind it."""
+        self.healed(origin(step))
 
     def healed(self, name: Entry) -> None:
         """The state was replaced by one whose newest entry has this name."""

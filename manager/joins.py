@@ -113,6 +113,7 @@ class Joins(Ends):
         actions: list[Action] = []
         if vote.outcome in ("healed", "followed"):
             assert vote.entry is not None or vote.step == 0
+            self.last, self.healed = None, True
             if vote.entry is not None:
                 number, term, lighthouse = vote.entry
                 self.last = Entry(Epoch(number, Term(term, lighthouse)), vote.step - 1)

@@ -47,11 +47,13 @@ class Ready(Message, frozen=True, kw_only=True):
         signature: what must be alike in all groups, name to value.
         total: microbatches of the first step.
         fingerprint: of the state with which it comes.
+        step: how many steps that state has behind it: the index of the first step.
     """
 
     signature: dict[str, str]
     total: int
     fingerprint: str = ""
+    step: int = 0
 
 
 class Vote(Message, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.names import Epoch
+from lightkeeper.lighthouse.names import Epoch, origin
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
@@ -120,7 +120,7 @@ class GroupMachine(Leaving):
         if self.torn:
             return self._finish(exits.GAVE_UP, TORN)
         self.promised = epoch.number
-        promise = m.Promise(epoch, self.known, tuple(self.prepared), self.last, self.share, self.total)
+        promise = m.Promise(epoch, self.known, tuple(self.prepared), self.last, self.share, self.total, self.healed)
         if self.following:
             self.prepared, self.built, self.deferred = [], set(), None  # what was to take this group in is void
         abort = local.Abort(below=epoch.number, reason=f"epoch {epoch.number} is being prepared")
@@ -163,9 +163,11 @@ class GroupMachine(Leaving):
         if activate.membership.base is not None:
             going_on = f"going on at step {activate.first_step} with {', '.join(membership.groups)}"
             actions.append(ToRanks(local.Say(line=f"{activate.cause}; {going_on} (epoch {epoch.number})"), 0))
-        elif activate.cause != m.FIRST_EPOCH:
-            begins = f"the job begins at step {activate.first_step}, from the state that this group was started with"
-            actions.append(ToRanks(local.Say(line=f"{begins} ({activate.cause})"), 0))
+        elif activate.cause != m.FIRST_EPOCH or activate.first_step:
+            state = "followed the others to" if self.healed else "was started with"
+            begins = f"the job begins at step {activate.first_step}, from the state that this group {state}"
+            why = "" if activate.cause == m.FIRST_EPOCH else f" ({activate.cause})"
+            actions.append(ToRanks(local.Say(line=f"{begins}{why}"), 0))
         actions += self._answer_waiting(self._recover)
         return actions
 
@@ -265,6 +267,12 @@ class GroupMachine(Leaving):
             return self._answer_waiting(self._stop_answer)
         if len(self.ready) < self.settings.ranks:
             return []
+        first = self.ready[0].step
+        if (other := next((r for r, one in sorted(self.ready.items()) if one.step != first), None)) is not None:
+            which = f"rank 0 at step {first}, rank {other} at step {self.ready[other].step}"
+            return self._finish(exits.REFUSED, f"the ranks of this group resume at different steps: {which}")
+        self.step = first
+        self.last = origin(first) if first else None
         return [Tell(self._join())]
 
     def _join(self) -> m.Join:
@@ -274,7 +282,7 @@ class GroupMachine(Leaving):
             for name, value in ready.signature.items():
                 signature[f"rank {rank}: {name}" if rank else name] = value
         fingerprints = ",".join(ready.fingerprint for _, ready in sorted(self.ready.items()))
-        return m.Join(ranks, signature, fingerprints)
+        return m.Join(ranks, signature, fingerprints, self.ready[0].step)
 
     # ------------------------------------------------------------ time
 

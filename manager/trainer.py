@@ -109,6 +109,27 @@ class Manager(Follower):
             obj.scale(torch.zeros((), device=self._parameters[0][1].device))
         self._registry.register(name, obj, scope, exclude)
 
+    def resume(self, step: int) -> None:
+        """Says that the state here was loaded from a checkpoint; before the first step, on every rank.
+
+        Steps are counted on from there: what `until`, the number of microbatches, random state and data order are told
+        is the index in the whole run, so a run that is resumed is the same run. A group that joins while the job runs
+        takes the members' state whatever it has loaded. Where a job begins, the groups that are furthest on begin it
+        and the others take their state.
+
+        Args:
+            step: how many steps the state has behind it: the index of the next one.
+
+        Raises:
+            UsageError: for no such number, or after the first step began.
+        """
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise UsageError(f"resume({step!r}): the number of steps that the state has behind it, 0 or more")
+        if self._reducer is not None:
+            raise UsageError(f"resume({step}) after the first step began: call it before")
+        self._entries.starts(step)
+        self.page.enter(self.page.phase, step)
+
     # ------------------------------------------------------------ the loop
 
     def steps(self, until: int, microbatches: Microbatches) -> Iterator[Step]:
@@ -338,7 +359,8 @@ class Manager(Follower):
 
     def _start(self) -> None:
         """Joins the job: waits until the first epoch is activated."""
-        self._enter("join", 0)
+        first = self.page.step
+        self._enter("join", first)
         keys = EpochKeys(self._client, local.OWN_KEYS, "within/")
         self._within = form_within(
             self.place, keys, self.rank, self.settings.ranks, self._host, self.settings.start_budget_s
@@ -355,7 +377,8 @@ class Manager(Follower):
         self._entries.serve(self._reducer)
         self._sync.settle()
         digest = self._registry.fingerprint()
-        answer = self._ask(local.Ready(signature=self._signature(), total=self._total(0), fingerprint=digest))
+        ready = local.Ready(signature=self._signature(), total=self._total(first), fingerprint=digest, step=first)
+        answer = self._ask(ready)
         if answer.verdict == "heal":
             self._heal(answer)
         elif answer.verdict == "recover":

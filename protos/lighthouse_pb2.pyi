@@ -187,7 +187,7 @@ class Acknowledged(_message.Message):
     def __init__(self, term: _Optional[_Union[Term, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("ranks", "signature", "fingerprint")
+    __slots__ = ("ranks", "signature", "fingerprint", "step")
     class SignatureEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -198,10 +198,12 @@ class Join(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[str]
     signature: _containers.ScalarMap[str, str]
     fingerprint: str
-    def __init__(self, ranks: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    step: int
+    def __init__(self, ranks: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ..., fingerprint: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms", "microbatch_us", "total")
@@ -222,20 +224,22 @@ class Beat(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Promise(_message.Message):
-    __slots__ = ("epoch", "known", "prepared", "last", "held", "total")
+    __slots__ = ("epoch", "known", "prepared", "last", "held", "total", "healed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HEALED_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     known: Roster
     prepared: _containers.RepeatedCompositeFieldContainer[Roster]
     last: Entry
     held: _containers.RepeatedScalarFieldContainer[int]
     total: int
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., last: _Optional[_Union[Entry, _Mapping]] = ..., held: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ...) -> None: ...
+    healed: bool
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., last: _Optional[_Union[Entry, _Mapping]] = ..., held: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ..., healed: _Optional[bool] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("epoch", "step", "error", "suspects")

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightkeeper.errors import UsageError
-from lightkeeper.lighthouse.names import Entry, Epoch, Term
+from lightkeeper.lighthouse.names import Entry, origin
 from lightkeeper.manager.state.codec import StateRefused
 from lightkeeper.manager.state.layout import RANGE_BYTES, Layout, layout_of
 from lightkeeper.manager.state.segments import checksum_ranges
@@ -24,7 +24,7 @@ from lightkeeper.manager.state.tree import Captured, Leaf, capture, kind_of
 
 Scope: TypeAlias = Literal["shared", "group"]
 
-UNNAMED = Entry(Epoch(0, Term(0, "")), -1)
+UNNAMED = origin(0)
 _NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 
 

@@ -109,11 +109,13 @@ class GroupWorld:
 
     # ------------------------------------------------------------ ranks speak
 
-    def ready(self, total: int = TOTAL) -> None:
+    def ready(self, total: int = TOTAL, *steps: int) -> None:
+        """All ranks stand before the first step, or each before its own of `steps`."""
         for rank in range(self.size):
             register = local.Register(token="t", rank=rank, pid=1000 + rank, transfer=f"g1:{10 + rank}", progress="")
             self._carry_out(self.machine.register(register, self.now))
-            self.rank_says(rank, local.Ready(signature={"w": "float32[2]"}, total=total))
+            step = steps[rank] if steps else 0
+            self.rank_says(rank, local.Ready(signature={"w": "float32[2]"}, total=total, step=step))
 
     def rank_says(self, rank: int, message: local.FromRank) -> None:
         self._carry_out(self.machine.rank_says(rank, message, self.now))

@@ -13,7 +13,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised, Rise, Send, Superseded
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
-from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term
+from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term, origin
 
 BEAT_S = 0.25  # exact in binary, so that a lease of 2 s is eight beats
 FIRST = Term(1, "lh")
@@ -123,8 +123,8 @@ class World:
                 self.obeyed[self.connections[speaker]] = welcomes[-1].term
                 self.say(speaker, m.Acknowledged(welcomes[-1].term))
 
-    def join(self, speaker: str, signature: Mapping[str, str] = SAME) -> None:
-        self.say(speaker, m.Join((f"{speaker}:2",), signature))
+    def join(self, speaker: str, signature: Mapping[str, str] = SAME, fingerprint: str = "", step: int = 0) -> None:
+        self.say(speaker, m.Join((f"{speaker}:2",), signature, fingerprint, step))
 
     def arrive(self, *speakers: str, **more: Any) -> None:
         """Hello and join."""
@@ -167,11 +167,14 @@ class World:
         known: Membership | None = None,
         entry: Epoch | None = None,
         prepared: tuple[Membership, ...] = (),
+        begins: int = 0,
     ) -> None:
-        """Answers the newest recovery's `Prepare`; `step` is the last that the group committed, -1 for none."""
+        """Answers the newest recovery's `Prepare`; `step` is the last that the group committed, -1 for none: then its
+        state is the one before the step `begins`.
+        """
         epoch = self.asked(speaker)
         known = known or self.machine.newest
-        last = None
+        last = origin(begins) if begins else None
         if step >= 0:
             named = entry or (known.epoch if known else None)
             assert named is not None

@@ -45,6 +45,8 @@ DEFAULTS: dict[str, Any] = {
     "die_in": "",
     "batch_norm": False,
     "facts": "",
+    "save": "",
+    "resume": "",
 }
 
 
@@ -171,7 +173,24 @@ def gold(o: dict[str, Any]) -> None:
             schedule.step()
         trace.applied(step, model, optimizer, whole)
         trace("scalars", step, scalars(optimizer, schedule))
+        if o["save"]:
+            save(o["save"].format(step + 1), step + 1, model, optimizer, schedule)
     trace.done(model, optimizer)
+
+
+def save(path: str, steps: int, *parts: Any) -> None:
+    """A checkpoint of the user's own: parts may be None."""
+    states = [None if part is None else part.state_dict() for part in parts]
+    torch.save({"steps": steps, "states": states}, path)
+
+
+def load(path: str, *parts: Any) -> int:
+    """Loads it; how many steps it has behind it."""
+    saved = torch.load(path, weights_only=False)
+    for part, state in zip(parts, saved["states"], strict=True):
+        if part is not None:
+            part.load_state_dict(state)
+    return int(saved["steps"])
 
 
 def train(o: dict[str, Any]) -> None:
@@ -279,6 +298,8 @@ def healing(o: dict[str, Any]) -> None:
     schedule = schedule_of(o, optimizer)
     tally = Tally(trace)
     manager = lightkeeper.Manager(model, optimizer, seed=o["seed"], extras={"loss": ()})
+    if o["resume"]:
+        manager.resume(load(o["resume"], model, optimizer, schedule))
     if schedule is not None and "forget-schedule" not in o["behave"]:
         manager.register("schedule", schedule)
     if o["register"] == "tally":

@@ -84,9 +84,13 @@ class Play:
         self.settings = {"groups": len(names), **{name: int(value) for name, value in options.items()}}
         self._start("A", JobHistory())
 
-    def do_arrives(self, *names: str) -> None:
-        """``arrives g0 g1``: the groups start; of a group that was there, the next incarnation."""
-        for name in names:
+    def do_arrives(self, *words: str) -> None:
+        """``arrives g0 g1 step=7``: the groups start; of a group that was there, the next incarnation. With a step, each
+        has loaded a checkpoint, which has so many steps behind it.
+        """
+        options = dict(word.split("=") for word in words if "=" in word)
+        resumed = int(options.pop("step", 0))
+        for name in (word for word in words if "=" not in word):
             before = self.groups.get(name)
             number = 1 if before is None else int(before.incarnation[1:]) + 1
             settings = Settings(group=name, token="t", **self.settings)
@@ -94,7 +98,8 @@ class Play:
             register = local.Register(token="t", rank=0, pid=1, transfer=f"{name}:2", progress="")
             self._act(group, group.machine.register(register, self.now))
             self._connect(group)
-            ready = local.Ready(signature={}, total=self.microbatches, fingerprint="same")
+            fingerprint = f"before {resumed}" if resumed else "same"
+            ready = local.Ready(signature={}, total=self.microbatches, fingerprint=fingerprint, step=resumed)
             self._act(group, group.machine.rank_says(0, ready, self.now))
             self._settle()
 

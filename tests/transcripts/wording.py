@@ -29,7 +29,9 @@ def _groups(membership: Membership) -> str:
 
 
 def _entry(entry: Entry | None) -> str:
-    return "no entry" if entry is None else f"step {entry.step} of e{entry.epoch.number}"
+    if entry is None:
+        return "no entry"
+    return f"step {entry.step} of e{entry.epoch.number}" if entry.made else f"the state before step {entry.step + 1}"
 
 
 def _hello(hello: m.Hello) -> str:
@@ -120,7 +122,7 @@ def _promised(record: Promised) -> str:
 
 _WORDS: dict[type, Callable[[Any], str | None]] = {
     m.Hello: _hello,
-    m.Join: lambda join: "Join",
+    m.Join: lambda join: "Join" + (f", with the state before step {join.step}" if join.step else ""),
     m.Promise: _promise,
     m.Failed: _failed,
     m.Died: lambda died: f"Died: {died.cause}",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightkeeper.lighthouse.messages import Promise
-from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term
+from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term, origin
 from lightkeeper.lighthouse.recovery import Contradiction, conclude, most_blamed, newest_known, of_one_history, unheard
 
 TERM = Term(1, "lh")
@@ -141,11 +141,42 @@ def test_contradictions_are_told(promises: dict[str, Promise], line: str) -> Non
 
 def test_who_begins_a_job_holds_the_newest_entry_that_anybody_has() -> None:
     """Two joiners outlive the members that they followed; one of them has an entry that the other never got."""
-    fresh = {"g0": promise(), "g1": promise()}
-    assert of_one_history(["g0", "g1"], fresh) == ["g0", "g1"]
-    promises = {"g0": promise(7, entry=3), "g1": promise(7, entry=1), "g2": promise(), "g3": promise(7, entry=3)}
-    assert of_one_history(["g0", "g1", "g2", "g3"], promises) == ["g0", "g3"]
-    assert of_one_history(["g0", "g1"], {"g0": promise(6, entry=3), "g1": promise(7, entry=3)}) == ["g1"]
+    assert begins(g0=promise(), g1=promise()) == ["g0", "g1"]
+    assert begins(g0=promise(7, entry=3), g1=promise(7, entry=1), g2=promise(), g3=promise(7, entry=3)) == ["g0", "g3"]
+    assert begins(g0=promise(6, entry=3), g1=promise(7, entry=3)) == ["g1"]
+    assert begins(g0=promise(9, entry=1), g1=promise(7, entry=3)) == ["g1"], "epoch 3 went on without step 9 of epoch 1"
+
+
+def begins(same: str = "", **promises: Promise) -> list[str]:
+    """Who of these groups begins; of those in `same` the states are alike, each other one has its own."""
+    fingerprints = {group: "" if not same or group in same.split() else group for group in promises}
+    return of_one_history(list(promises), promises, fingerprints)
+
+
+def resumed(step: int, healed: bool = False) -> Promise:
+    """Of a group that committed nothing here, and whose state has so many steps behind it."""
+    return Promise(epoch(9), last=origin(step) if step else None, total=12, healed=healed)
+
+
+def test_of_checkpoints_the_furthest_begins_the_job() -> None:
+    assert begins(g0=resumed(5), g1=resumed(7), g2=resumed(0), g3=resumed(7)) == ["g1", "g3"]
+    assert begins("g2 g3", g1=resumed(7), g2=resumed(7), g3=resumed(7)) == ["g1"], "the lowest slot's, of two states"
+    concluded = conclude(["g1", "g3"], {"g1": resumed(7), "g3": resumed(7)})
+    assert (concluded.first_step, concluded.entry) == (7, origin(7)) and not concluded.donors and not concluded.behind
+
+
+def test_a_checkpoint_and_an_entry_are_told_apart_by_their_step() -> None:
+    """A joiner outlived the members at step 7 of epoch 3; the others were started again from a checkpoint."""
+    assert begins(g0=resumed(7), g1=promise(7, entry=3)) == ["g1"]
+    assert begins(g0=resumed(8), g1=promise(7, entry=3)) == ["g1"], "the state after step 7, and its entry is held"
+    assert begins(g0=resumed(9), g1=promise(7, entry=3)) == ["g0"], "step 8 is final: a checkpoint holds it"
+
+
+def test_a_state_that_came_from_others_is_not_the_one_that_the_group_joined_with() -> None:
+    """It healed before anything was committed, so no entry names what it holds."""
+    assert begins(g0=resumed(7), g1=resumed(7, healed=True), g2=resumed(7)) == ["g0", "g2"]
+    assert begins(g0=resumed(7, healed=True), g1=resumed(7), g2=resumed(7, healed=True)) == ["g0"]
+    assert begins(g0=resumed(0, healed=True), g1=resumed(0)) == ["g0"]
 
 
 def test_the_newest_is_the_highest_that_anybody_names() -> None:

@@ -25,6 +25,7 @@ from event_runs import (
 
 from lightkeeper.events import lineage, pretty, schema, summary
 from lightkeeper.events.schema import Adopted, Committed, Event, FaultInjected, GroupLost
+from lightkeeper.lighthouse.messages import FIRST_EPOCH
 
 
 def test_all_rules_hold_on_a_good_run() -> None:
@@ -253,6 +254,27 @@ def test_a_run_that_goes_on_raises_no_false_alarm() -> None:
     lines, holds = pretty.summary_lines(swap(run, "g2", 3, fingerprint="other"))
     assert not holds
     assert verdicts(lines)["fingerprints equal"] == "no", "a difference is told at once"
+
+
+def resumed_run(first: int) -> list[Event]:
+    """What is left of the good run if its groups were started with the state before step `first`."""
+    epoch = schema.Activated(epoch=1, first_step=first, members=tuple(DEAL), shares=DEAL, cause=FIRST_EPOCH)
+    return [epoch, *(e for e in good_run()[1:] if not isinstance(e, Committed) or e.step >= first)]
+
+
+def test_a_resumed_run_has_no_steps_before_the_one_that_it_began_at() -> None:
+    run = resumed_run(5)
+    assert summary.samples_exactly_once(run, STEPS) == summary.Finding(True, "", (STEPS - 5) * 6)
+    assert summary.samples_exactly_once(run).holds
+    assert "step 5 was never" in summary.samples_exactly_once([e for e in run if getattr(e, "step", 9) != 5], STEPS).why
+
+
+def test_a_finished_run_that_is_started_again_breaks_no_rule() -> None:
+    begun = schema.Activated(epoch=1, first_step=40, members=("g0",), cause=FIRST_EPOCH)
+    lines, holds = pretty.summary_lines([begun, schema.Finished(step=40, group="g0")])
+    assert holds, lines
+    assert verdicts(lines)["samples consumed exactly once"] == verdicts(lines)["goodput"] == "n/a"
+    assert not pretty.summary_lines([begun, schema.Finished(step=41, group="g0")])[1], "step 40 was not committed"
 
 
 def test_goodput_counts_a_stall_and_not_a_slower_pace() -> None:
