@@ -75,7 +75,7 @@ class Follower(Rank):
             self._start_step()
         share = () if self._applies else self._open_share()
         live = not self._applies
-        self._step = Step(cast("Manager", self), index, self._total(index), share, lead=self._leads, live=live)
+        self._step = Step(cast("Manager", self), index, self._total(index), share, lead=self.leads, live=live)
         self._applies = False
         self._enter("compute", index)
         return self._step

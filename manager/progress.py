@@ -29,7 +29,12 @@ PHASES = (
     "replay",
     "follow",
     "before",
+    "checkpoint",
+    "compile",
+    "evaluation",
+    "profile",
 )
+EXPECTED = ("checkpoint", "compile", "evaluation", "profile")  # what a loop declares with `Manager.expect`
 STANDING = ("before", "reduce", "closing")  # in these it waits for the other groups
 _LAYOUT = struct.Struct("<qqqqqq")  # phase, step, since_ns, beat_ns, microbatches, microbatch_us
 SIZE = _LAYOUT.size

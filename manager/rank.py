@@ -383,7 +383,8 @@ class Rank:
         return total
 
     @property
-    def _leads(self) -> bool:
+    def leads(self) -> bool:
+        """Whether this group has the lowest slot, in the epoch that it knows; on all of its ranks."""
         return self._plan is not None and self._plan.leads
 
     def _begin_at(self, index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from lightkeeper.manager.fold import chosen_reducer
 from lightkeeper.manager.follower import Follower
 from lightkeeper.manager.groups import GroupFailed
 from lightkeeper.manager.joining import WAIT_S
+from lightkeeper.manager.progress import EXPECTED
 from lightkeeper.manager.rank import JobStopped, Microbatches
 from lightkeeper.manager.reducer import NotTraining
 from lightkeeper.manager.step import LoopError, Step
@@ -178,7 +180,7 @@ class Manager(Follower):
             self._begin_at(index)
             self._enter("compute", index)
             self._start_step()
-            step = self._step = Step(self, index, self._total(index), self._share, lead=self._leads)
+            step = self._step = Step(self, index, self._total(index), self._share, lead=self.leads)
         for watcher in self._watchers:
             watcher.begins(step.index)
         return step
@@ -219,6 +221,27 @@ class Manager(Follower):
                 break  # closed while recovering
         self._record.finished(self.page.step, self._registry.fingerprint())
         self._close()
+
+    @contextlib.contextmanager
+    def expect(self, what: str) -> Iterator[None]:
+        """``with manager.expect("evaluation"):`` declares that what the training thread does there is no part of a step.
+
+        `lightkeeper status` shows it as the rank's phase. Not in the inner loop over microbatches.
+
+        Args:
+            what: "checkpoint", "compile", "evaluation" or "profile".
+
+        Raises:
+            UsageError: for anything else.
+        """
+        if what not in EXPECTED:
+            raise UsageError(f"expect({what!r}): give {', '.join(map(repr, EXPECTED[:-1]))} or {EXPECTED[-1]!r}")
+        phase, step = self.page.phase, self.page.step
+        self._enter(what, step)
+        try:
+            yield
+        finally:
+            self.page.enter(phase, step)
 
     def leave(self, reason: str) -> None:
         """Asks for this group to leave at a step boundary; `steps` ends then, and the others go on.

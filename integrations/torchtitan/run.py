@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from lightkeeper.manager.step import Step
 if TYPE_CHECKING:
     from lightkeeper.integrations.torchtitan.trainer import FaultTolerantTrainer
 
-TOKENS, LOSS, PARTS, SEEN = "tokens", "loss", "loss of a part", "tokens seen"
+TOKENS, LOSS, PARTS, SEEN = "tokens", "logged loss", "logged loss of a part", "tokens seen"
 
 
 @dataclass
@@ -38,6 +40,44 @@ class Progress:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Takes them over."""
         self.step, self.ntokens_seen = state["step"], state["ntokens_seen"]
+
+
+class Standing:
+    """Where a trainer's run stands, for what is made before the run is (`lead.Where`).
+
+    Args:
+        trainer: whose.
+        group: name of its group.
+    """
+
+    def __init__(self, trainer: FaultTolerantTrainer, group: str) -> None:
+        self._trainer, self.group = trainer, group
+
+    @property
+    def live(self) -> bool:
+        """Whether the step at hand is one that this group did with the others, not one that it only applies."""
+        step = self._at_hand()
+        return step is not None and step.live
+
+    @property
+    def lead(self) -> bool:
+        """Whether this group has the lowest slot: true on all of its ranks."""
+        step = self._at_hand()
+        return step is not None and step.lead
+
+    @property
+    def step(self) -> int:
+        """Torchtitan's count: steps done, the one at hand among them."""
+        return self._trainer.step
+
+    def expect(self, phase: str) -> AbstractContextManager[None]:
+        """See `Manager.expect`; before there is a run nobody looks."""
+        run = self._trainer.run
+        return contextlib.nullcontext() if run is None else run.manager.expect(phase)
+
+    def _at_hand(self) -> Step | None:
+        run = self._trainer.run
+        return None if run is None else run.step
 
 
 class Run:
@@ -78,26 +118,9 @@ class Run:
         manager.register("lr-schedulers", trainer.lr_schedulers)
         manager.register("progress", self.progress)
         trainer.dataloader.bind(manager)
+        if self.progress.step:
+            manager.resume(self.progress.step)
         self._steps = manager.steps(config.training.steps, microbatches)
-
-    # ------------------------------------------------------------ where the run stands
-
-    @property
-    def live(self) -> bool:
-        """Whether the step at hand is one that this group did with the others, not one that it only applies."""
-        return self.step is not None and self.step.live
-
-    @property
-    def lead(self) -> bool:
-        """Whether this group has the lowest slot: true on all of its ranks."""
-        return self.step is not None and self.step.lead
-
-    @property
-    def group(self) -> str:
-        """The group's name."""
-        return self.settings.group
-
-    # ------------------------------------------------------------ the steps
 
     def next(self) -> bool:
         """Ends the step at hand and begins the next one; the first one joins, and heals.
@@ -105,8 +128,11 @@ class Run:
         Returns:
             False if there is none: the run is over, or the group has left.
         """
-        self.step = next(self._steps, None)
-        return self.step is not None
+        step = next(self._steps, None)
+        if step is None:
+            return False  # `step` stays the last one: who led in it has the run's end to see to
+        self.step = step
+        return True
 
     def valid_tokens(self, device: torch.device) -> torch.Tensor:
         """Tokens of the step over all groups, by which its loss is divided: int64[]."""
@@ -123,18 +149,21 @@ class Run:
             valid: how many of them count.
         """
         assert self.step is not None
-        step, loss = self.step, _plain(loss).detach()
+        step = self.step
+        step.contribute(SEEN, labels.numel())
+        if not self._trainer.metrics_processor.should_log(self._trainer.step):
+            return  # else the device would have to be waited for
+        loss = _plain(loss).detach()
         step.contribute(LOSS, loss)
         part = torch.zeros((self.microbatches, self.places), dtype=torch.float64)
         part[k, self.manager.place.index] = float(loss) * float(step.before[TOKENS]) / max(valid, 1)
         step.contribute(PARTS, part)
-        step.contribute(SEEN, labels.numel())
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Clips the gradients of the step; the same bits in all groups.
 
-        torchtitan's own function gives the bits of a run without this package. It is asked where groups cannot differ by
-        it: with one group, and in groups of one rank, which have no collective whose order might be another's.
+        torchtitan's own function gives the bits of a run without this package. It is asked where groups cannot differ
+        by it: with one group, and in groups of one rank, which have no collective whose order might be another's.
 
         Returns:
             The norm before, float[].
@@ -152,7 +181,7 @@ class Run:
         self.progress.ntokens_seen += int(self.step.reduced[SEEN])
 
     def losses(self) -> tuple[float, float]:
-        """Of the step: mean loss of all groups' tokens, and the highest mean of one rank's part of a microbatch."""
+        """Of a step that is logged: the mean over all tokens, and the highest mean of one rank's part of a microbatch."""
         assert self.step is not None
         reduced = self.step.reduced
         return float(reduced[LOSS]), float(reduced[PARTS].max())

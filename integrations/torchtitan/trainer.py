@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,10 +17,13 @@ from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
 from lightkeeper.errors import UsageError
+from lightkeeper.integrations.torchtitan.checkpoint import LeadCheckpointer, Terms
 from lightkeeper.integrations.torchtitan.config import FaultTolerance
 from lightkeeper.integrations.torchtitan.data import SlotStreams
+from lightkeeper.integrations.torchtitan.lead import LeadValidator, MarkedProfilerConfig, per_group_folders
 from lightkeeper.integrations.torchtitan.refusals import refuse_unsupported
-from lightkeeper.integrations.torchtitan.run import Run
+from lightkeeper.integrations.torchtitan.run import Run, Standing
+from lightkeeper.integrations.torchtitan.running import who_trains
 from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.usererrors import tell_in_one_line
 
@@ -42,8 +44,12 @@ class FaultTolerantTrainer(Trainer):
     run: Run | None
     step: int
     ntokens_seen: int
+    checkpointer: Any
+    validator: Any
     _settings: Settings | None
+    _standing: Standing
     _microbatches: int
+    _places: int
     _loaded_step: int | None
 
     def __init__(self, config: Config) -> None:
@@ -54,18 +60,30 @@ class FaultTolerantTrainer(Trainer):
             return
         refuse_unsupported(config)
         self._settings = config.fault_tolerance.settings()
-        super().__init__(_prepared(config))
+        self._standing = Standing(self, self._settings.group)
+        super().__init__(_prepared(config, self._standing))
+        self._lead()
 
     def init_distributed(self) -> ParallelDims:
         """The group's own ranks, and what a step has for them."""
         dims = super().init_distributed()
         if self._settings is not None:
             training = self.config.training = dataclasses.replace(self.config.training)
-            group_batch = training.local_batch_size * dims.dp_replicate * dims.dp_shard
+            self._places = dims.dp_replicate * dims.dp_shard
+            group_batch = training.local_batch_size * self._places
             self._microbatches = _microbatches(self.config, self._settings, group_batch)
             training.global_batch_size = self._microbatches * group_batch
             self.config.dataloader = SlotStreams.around(self.config.dataloader, self._microbatches)
         return dims
+
+    def _lead(self) -> None:
+        """What is done once for all groups is done where the run is led."""
+        settings, standing = self._settings, self._standing
+        assert settings is not None and self.config.debug.seed is not None
+        terms = Terms(self.config.debug.seed, self._microbatches, self._places)
+        self.checkpointer = LeadCheckpointer(self.checkpointer, standing, terms, lambda: who_trains(settings))
+        if self.config.validator.enable:
+            self.validator = LeadValidator(self.validator, standing)
 
     # ------------------------------------------------------------ the loop
 
@@ -77,10 +95,18 @@ class FaultTolerantTrainer(Trainer):
             self._loaded_step = self.step
             self.run = Run(self, self._settings, self._microbatches)
         if not self.run.next():
+            self._end()
             return False
         assert self.run.step is not None
         self.step = self.run.step.index  # the loop counts on from here
         return True
+
+    def _end(self) -> None:
+        """The run is over here; if whoever led was lost while it saved the last step, it is saved anew."""
+        steps = self.config.training.steps
+        assert self.run is not None
+        if self.run.manager.leads and self.run.progress.step == steps:
+            self.checkpointer.save_if_lost(steps)
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
         """One optimizer step of all groups; this one computes its share of the microbatches."""
@@ -128,7 +154,7 @@ class FaultTolerantTrainer(Trainer):
         mean, highest = self.run.losses()
         if not math.isfinite(mean):
             raise RuntimeError(f"the loss of step {self.step} is not finite: {mean}")
-        if not self.run.live:
+        if not self._standing.live:
             return
         processor = self.metrics_processor
         if not processor.data_loading_times:  # it had no share since the last time
@@ -166,15 +192,14 @@ def _microbatches(config: Any, settings: Settings, group_batch: int) -> int:
     return given or (batch // group_batch if batch > 0 else settings.groups - settings.spares)
 
 
-def _prepared(config: FaultTolerantTrainer.Config) -> FaultTolerantTrainer.Config:
+def _prepared(config: FaultTolerantTrainer.Config, standing: Standing) -> FaultTolerantTrainer.Config:
     """The config as all groups need it: a copy."""
-    config = dataclasses.replace(config)
+    config = per_group_folders(dataclasses.replace(config), standing.group)
     if not config.training.disable_cuda_graphs:
         config.training = dataclasses.replace(config.training, disable_cuda_graphs=True)
         logger.info("Fault tolerance: CUDA graphs are off, since they would freeze gradient hooks into the graph")
     if config.debug.seed is None:
         config.debug = dataclasses.replace(config.debug, seed=0)
         logger.info("Fault tolerance: debug.seed is 0, since all groups must begin with the same weights")
-    folder = os.path.join(config.dump_folder, config.fault_tolerance.settings().group)
-    config.dump_folder = folder
+    config.profiler = MarkedProfilerConfig(config.profiler, standing)
     return config

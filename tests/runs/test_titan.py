@@ -100,7 +100,12 @@ def test_a_killed_group_comes_back_and_the_run_is_the_same(job: Job, tmp_path: P
         ours, theirs = digests(job, "g0", rank), digests(job, "g1", rank)
         assert len(ours) == steps and all(ours[step] == digest for step, digest in theirs.items())
         assert steps in theirs
-    shape = ["--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_parallel_shard_degree", str(ranks)]
+    shape = [
+        "--parallelism.data_parallel_replicate_degree",
+        "2",
+        "--parallelism.data_parallel_shard_degree",
+        str(ranks),
+    ]
     alone = plain(tmp_path / "plain", 2 * ranks, steps, *shape, stop=compared)
     said = dict(losses(facts.said["g0"]))
     assert len(alone) == compared

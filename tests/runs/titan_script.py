@@ -2,9 +2,9 @@
 
     python titan_script.py JSON TORCHTITAN'S ARGUMENTS
 
-Options in the JSON: `trace` (file; ".RANK" is appended), `hurry` (a file that ends the slow steps), `delay` (seconds of each
-slow batch), `plain` (no fault tolerance), `stop` (the step after which the process ends), `config` (a function of this
-module).
+Options in the JSON: `trace` (file; ".RANK" is appended), `hurry` (a file that ends the slow steps), `delay` (seconds
+of each slow batch), `plain` (no fault tolerance), `stop` (the step after which the process ends), `config` (a function of
+this module).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def traced(train_step):
         digest = fingerprint(self.model_parts[0], list(self.optimizers))
         run = getattr(self, "run", None)
         line = {
-            "step": self.step, "digest": digest, "live": run is None or run.live, "lr": self.lr_schedulers.get_metrics(),
-            "seen": self.ntokens_seen,
+            "step": self.step, "digest": digest, "live": run is None or run.step.live,
+            "lr": self.lr_schedulers.get_metrics(), "seen": self.ntokens_seen,
         }  # fmt: skip
         path = f"{OPTIONS['trace']}.{os.environ['RANK']}"
         with open(path, "a") as file:

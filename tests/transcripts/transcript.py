@@ -85,8 +85,8 @@ class Play:
         self._start("A", JobHistory())
 
     def do_arrives(self, *words: str) -> None:
-        """``arrives g0 g1 step=7``: the groups start; of a group that was there, the next incarnation. With a step, each
-        has loaded a checkpoint, which has so many steps behind it.
+        """``arrives g0 g1 step=7``: the groups start; of a group that was there, the next incarnation. With a step,
+        each has loaded a checkpoint, which has so many steps behind it.
         """
         options = dict(word.split("=") for word in words if "=" in word)
         resumed = int(options.pop("step", 0))
