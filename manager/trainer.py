@@ -224,7 +224,7 @@ class Manager(Follower):
 
     @contextlib.contextmanager
     def expect(self, what: str) -> Iterator[None]:
-        """``with manager.expect("evaluation"):`` declares that what the training thread does there is no part of a step.
+        """``with manager.expect("evaluation"):`` says that what the training thread does there is no part of a step.
 
         `lightkeeper status` shows it as the rank's phase. Not in the inner loop over microbatches.
 

@@ -181,7 +181,7 @@ class Run:
         self.progress.ntokens_seen += int(self.step.reduced[SEEN])
 
     def losses(self) -> tuple[float, float]:
-        """Of a step that is logged: the mean over all tokens, and the highest mean of one rank's part of a microbatch."""
+        """Of a step that is logged: the mean over all tokens, and the highest of a rank's part of a microbatch."""
         assert self.step is not None
         reduced = self.step.reduced
         return float(reduced[LOSS]), float(reduced[PARTS].max())

@@ -3,8 +3,8 @@
     python titan_script.py JSON TORCHTITAN'S ARGUMENTS
 
 Options in the JSON: `trace` (file; ".RANK" is appended), `hurry` (a file that ends the slow steps), `delay` (seconds
-of each slow batch), `plain` (no fault tolerance), `stop` (the step after which the process ends), `config` (a function of
-this module).
+of each slow batch), `plain` (no fault tolerance), `stop` (the step after which the process ends), `config` (a
+function of this module).
 """
 
 from __future__ import annotations
