@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from lightkeeper.errors import UsageError
 from lightkeeper.events.schema import Event, FaultInjected
@@ -86,7 +87,15 @@ class Injector:
             raise InjectedError(f"injected in {fault.phase} of step {fault.step}")
         if fault.kind == "exit":
             os._exit(1)
-        number = signal.SIGKILL if fault.kind.startswith("kill") else signal.SIGSTOP
-        if fault.kind.endswith("-tree"):
-            os.kill(self._manager_pid, number)
-        os.kill(me, number)
+        if fault.kind == "kill-tree":
+            self._kill_both(me)
+        if fault.kind == "freeze-tree":
+            os.kill(self._manager_pid, signal.SIGSTOP)
+        os.kill(me, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+
+    def _kill_both(self, me: int) -> NoReturn:
+        """By a third process, and frozen first: else one sees the other die, and may end in a way of its own."""
+        both = f"{me} {self._manager_pid}"
+        os.posix_spawn("/bin/sh", ["sh", "-c", f"kill -STOP {both}; kill -KILL {both}"], {})
+        while True:
+            signal.pause()
