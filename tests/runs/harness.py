@@ -56,8 +56,10 @@ _processes.set_forkserver_preload(
 
 
 def port_below_ephemeral() -> int:
-    """A free port that no outgoing connection takes while the lighthouse that had it is away."""
-    for port in random.sample(range(20_000, 30_000), 100):
+    """A free port that no outgoing connection takes while the lighthouse that had it is away, nor a test beside."""
+    beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in random.sample(range(20_000 + mine, 30_000, beside), 100):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port

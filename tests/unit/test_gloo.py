@@ -207,7 +207,7 @@ def test_a_frozen_member_keeps_the_reduce_waiting_until_abort(members):
 def test_200_groups_leave_no_descriptor_and_no_thread_behind():
     with local_groups(2):
         pass
-    assert eventually(lambda: not teardowns())
+    assert eventually(lambda: not teardowns()), "also what earlier tests left must have ended: it closes descriptors"
     before = open_descriptors()
     for i in range(200):
         with local_groups(2) as groups:
@@ -220,7 +220,7 @@ def test_200_groups_leave_no_descriptor_and_no_thread_behind():
 
 
 def teardowns():
-    return [t for t in threading.enumerate() if t.name.startswith(("close", "build", "give up"))]
+    return {t for t in threading.enumerate() if t.name.startswith(("close", "build", "give up"))}
 
 
 def test_abort_touches_no_other_socket_even_under_a_reused_descriptor():
@@ -241,18 +241,19 @@ def test_abort_touches_no_other_socket_even_under_a_reused_descriptor():
 
 
 def test_a_build_that_waits_for_a_key_can_be_aborted():
+    others = teardowns()  # an earlier test's may not have ended
     build = start_build("gloo", LocalKeys(), 0, 2, 60.0, "epoch 9")
     assert not build.done()
     build.abort("newer epoch")
     with pytest.raises(GroupFailed, match="newer epoch") as failed:
         build.wait()
     assert failed.value.aborted == "newer epoch"
-    assert eventually(lambda: not teardowns())
+    assert eventually(lambda: teardowns() <= others)
 
 
 @pytest.mark.parametrize("slot", [0, 1])
 def test_a_build_that_waits_for_a_connection_can_be_aborted(slot):
-    before = open_descriptors()
+    before, others = open_descriptors(), teardowns()
     keys = LocalKeys()
     with socket.create_server(("127.0.0.1", 0)) as silent:  # a member that published its address and froze
         build = start_build("gloo", keys.handle(), slot, 2, 60.0, "epoch 9")
@@ -265,7 +266,7 @@ def test_a_build_that_waits_for_a_connection_can_be_aborted(slot):
         build.abort("newer epoch")
         with pytest.raises(GroupFailed, match="newer epoch"):
             build.wait()
-        assert eventually(lambda: not teardowns()), "the constructor still waits"
+        assert eventually(lambda: teardowns() <= others), "the constructor still waits"
     assert eventually(lambda: open_descriptors() <= before)
 
 
