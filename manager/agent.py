@@ -32,6 +32,7 @@ from lightkeeper.manager.folders import remove_left_over
 from lightkeeper.manager.folding import Said, fold_views
 from lightkeeper.manager.localranks import LocalRanks
 from lightkeeper.manager.notice import Notice
+from lightkeeper.manager.processes import Watched
 from lightkeeper.manager.settings import Settings
 from lightkeeper.protos import manager_pb2, manager_pb2_grpc
 from lightkeeper.wire import CHANNEL_OPTIONS, metadata, plain_details
@@ -81,6 +82,7 @@ class NodeAgent:
         first_exit: what the first of its ranks that ended before it did ended with, negative for a signal.
         group_was_asked: whether somebody asked it to leave.
         asked_s: for how long it looks for a manager that it can tell, if it is asked to leave before one has taken it.
+        launcher: what started the ranks, if not we did, and they end with it.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class NodeAgent:
         self.incarnation = self.why = ""
         self.first_exit: int | None = None
         self.group_was_asked = False
+        self.launcher: Watched | None = None
         self.lease_s = 2.0  # until the manager says
         self._address = ""
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -312,6 +315,7 @@ class NodeAgent:
     async def _run_ticks(self) -> None:
         while True:
             self.local.look()
+            self._mind_launcher()
             now = time.monotonic()
             self._beat_if_due(now)
             if now - self._heard > self.lease_s:
@@ -349,7 +353,15 @@ class NodeAgent:
 
     def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None) -> None:
         """A rank's process ended."""
+        self._mind_launcher()
         self._put(manager_pb2.FromNode(ended=nodewire.ended_to_wire(rank, exit_code, view)))
+
+    def _mind_launcher(self) -> None:
+        """Ranks that the kernel kills since their launcher is gone are not to blame."""
+        if self.launcher is not None and not self._ended.done() and (how := self.launcher.how_it_ended()):
+            cause = f"the launcher of the ranks of node {self.settings.node_rank} ({socket.gethostname()}), {how}"
+            self._put(manager_pb2.FromNode(lost=manager_pb2.NodeLost(cause=cause)))
+            self._end(exits.ORPHANED, cause)
 
     def stranger(self, peer: str, what: str) -> None:
         """Somebody without the token was refused."""

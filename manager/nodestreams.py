@@ -183,6 +183,8 @@ class NodeStreams:
             self._said(nodewire.said_from_ranks(envelope.said, ranks))
         elif kind == "ended":
             self.group.rank_ended(*nodewire.ended_from_wire(envelope.ended, ranks))
+        elif kind == "lost":
+            self.group.node_gone(envelope.lost.cause[:REASON_CHARS_MAX], node)
         elif kind == "leave":
             self._asked(self.nodes.there[node].name, envelope.leave)
         elif kind == "fenced":

@@ -7,12 +7,15 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import struct
 import threading
 from collections.abc import Callable
 
 import psutil
+
+from lightkeeper.manager.exits import describe_exit
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)  # here: in a forked child another thread's loader lock would never be freed
@@ -51,11 +54,21 @@ def _end_if_parent_asks(parent: int) -> None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal (SIGSTOP, SIGTSTP) or by a tracer."""
+    return _state(pid) in (b"T", b"t")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is no more, or only waits for its parent to ask how it ended."""
+    return _state(pid) in (b"", b"Z", b"X")
+
+
+def _state(pid: int) -> bytes:
+    """As `ps` shows it; empty for a process that is not there."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+            return file.read().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
-        return False
+        return b""
 
 
 def exit_code(pid: int, descriptor: int) -> int | None:
@@ -117,6 +130,33 @@ class Trees:
 def kill_tree(pid: int) -> list[int]:
     """Kills a process and all its descendants. Only what stands below `pid` is touched."""
     return Trees().kill(pid)
+
+
+class Watched:
+    """A process, not necessarily a child, and whether it has ended.
+
+    Args:
+        pid: the process.
+        name: what it is, for people.
+    """
+
+    def __init__(self, pid: int, name: str) -> None:
+        self.pid, self.name = pid, name
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._descriptor = -1
+
+    def how_it_ended(self) -> str:
+        """``torchrun (pid 4711) was killed by SIGKILL``; empty while it lives.
+
+        Its end is to be seen before that of any process that the kernel killed for it (`die_with_parent`).
+        """
+        if self._descriptor < 0:
+            return f"{self.name} (pid {self.pid}) {describe_exit(None)}"
+        if not select.select([self._descriptor], [], [], 0)[0]:
+            return ""
+        return f"{self.name} (pid {self.pid}) {describe_exit(exit_code(self.pid, self._descriptor))}"
 
 
 def watch_exit(pid: int, ended: Callable[[int | None], None]) -> None:

@@ -31,7 +31,7 @@ from lightkeeper.manager.record import StepRecord
 from lightkeeper.manager.reducer import Outcome, Reducer
 from lightkeeper.manager.settings import Settings, read_settings
 from lightkeeper.manager.signals import LeaveSignal
-from lightkeeper.manager.spawn import find_or_start_manager
+from lightkeeper.manager.spawn import find_or_start_manager, rank_and_settings
 from lightkeeper.manager.state.registry import StateRegistry
 from lightkeeper.manager.step import Step
 from lightkeeper.manager.sync import GradientSync, Sync
@@ -70,12 +70,12 @@ class Rank:
         settings: Settings | None = None,
     ) -> None:
         tell_in_one_line()
-        self.settings = read_settings() if settings is None else settings
+        self.rank, self.settings = rank_and_settings(read_settings() if settings is None else settings)
         if not self.settings.token:
             raise UsageError(
                 "no job token: set LIGHTKEEPER_TOKEN or LIGHTKEEPER_TOKEN_FILE, the same for lighthouse and groups"
             )
-        self.seed, self.rank = seed, int(os.environ.get("RANK", "0"))
+        self.seed = seed
         self.model, self.optimizer = model, optimizer
         self.place = place_of(place, self.rank, self.settings.ranks)
         self._sync = GradientSync(_modules(model), sync)
@@ -85,7 +85,7 @@ class Rank:
         self._before = BeforeExtras(self._layout)
         for name, given in (extras or {}).items():
             self._layout.declare(name, *_shape_and_dtype(given))
-        self._manager = find_or_start_manager(self.settings, self.rank)
+        self._manager = find_or_start_manager(self.settings)
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
         host = self._host = own_host(self.settings.host, self.settings.lighthouse)
         self._registry = StateRegistry()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightkeeper.errors import ToldError
-from lightkeeper.manager.processes import die_with_parent
+from lightkeeper.manager.processes import die_with_parent, has_ended
 from lightkeeper.manager.sessions import kill_sessions
 from lightkeeper.manager.warm import WaitingProcess
 from lightkeeper.words import say
@@ -218,6 +218,39 @@ class RankProcesses:
         except subprocess.TimeoutExpired:
             self._left_behind.kill()
             self._left_behind.wait()
+
+
+class StartedElsewhere:
+    """Ranks that torchrun or another launcher started; they are known once they have registered.
+
+    Args:
+        pids: pid by rank, as they register.
+        kill: kills them, and what they started.
+    """
+
+    def __init__(self, pids: dict[int, int], kill: Callable[[], None]) -> None:
+        self.pids, self._kill = pids, kill
+
+    def watch(self, ended: Callable[[int, int], None]) -> None:
+        """Whoever they register with sees them end."""
+
+    def running(self) -> list[int]:
+        """Ranks whose processes have not ended."""
+        return [rank for rank, pid in self.pids.items() if not has_ended(pid)]
+
+    def kill(self) -> None:
+        """Whoever they register with kills them, before it asks here for more."""
+
+    async def close(self, within_s: float) -> None:
+        """Lets the ranks come to their end, and kills what is left of them after a while."""
+        await self._ended(within_s)
+        self._kill()
+        await self._ended(KILLED_S)
+
+    async def _ended(self, within_s: float) -> None:
+        until = time.monotonic() + within_s
+        while self.running() and time.monotonic() < until:
+            await asyncio.sleep(0.01)
 
 
 def _as_rank() -> None:

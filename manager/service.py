@@ -33,6 +33,7 @@ from lightkeeper.manager.localranks import LocalRanks
 from lightkeeper.manager.machine import GroupMachine, RankView
 from lightkeeper.manager.nodestreams import NodeService, NodeStreams
 from lightkeeper.manager.notice import Notice, watch_notice
+from lightkeeper.manager.processes import Watched
 from lightkeeper.manager.ranks import END_S
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import SERVER_OPTIONS, join_address, metadata, split_address
@@ -52,11 +53,13 @@ class ManagerService:
 
     Attributes:
         notice_file: watched by this process; empty if a launcher watches it, or nobody.
+        launcher: what started the ranks, if not we did, and they end with it.
     """
 
     def __init__(self, settings: Settings, incarnation: str, socket_path: Path) -> None:
         self.settings, self.incarnation = settings, incarnation
         self.notice_file = ""
+        self.launcher: Watched | None = None
         self.events: EventLog | None = None
         self.ended: asyncio.Future[int]
         self.machine: GroupMachine
@@ -259,7 +262,13 @@ class ManagerService:
 
     def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None) -> None:
         """A rank's process ended."""
+        self._mind_launcher()
         self.act(self.machine.rank_ended(rank, exit_code, view, time.monotonic()))
+
+    def _mind_launcher(self) -> None:
+        """Ranks that the kernel kills since their launcher is gone are not to blame."""
+        if self.launcher is not None and (how := self.launcher.how_it_ended()):
+            self.node_gone(f"the launcher of the group's ranks, {how}", 0)
 
     def node_gone(self, cause: str, node: int) -> None:
         """A node is gone, and its ranks with it."""
@@ -327,6 +336,7 @@ class ManagerService:
         while True:
             self.act(self.machine.tick(self._views(), time.monotonic()))
             self.local.look()
+            self._mind_launcher()
             self.streams.tick()
             await asyncio.sleep(min(self.machine.beat_s, LOOK_S))
 

@@ -22,20 +22,22 @@ class SaidMany(_message.Message):
     def __init__(self, said: _Optional[_Iterable[_Union[Said, _Mapping]]] = ...) -> None: ...
 
 class FromNode(_message.Message):
-    __slots__ = ("hello", "said", "beat", "ended", "leave", "fenced")
+    __slots__ = ("hello", "said", "beat", "ended", "leave", "fenced", "lost")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SAID_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     hello: NodeHello
     said: SaidMany
     beat: NodeBeat
     ended: RankEnded
     leave: AskedToLeave
     fenced: NodeFenced
-    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., said: _Optional[_Union[SaidMany, _Mapping]] = ..., beat: _Optional[_Union[NodeBeat, _Mapping]] = ..., ended: _Optional[_Union[RankEnded, _Mapping]] = ..., leave: _Optional[_Union[AskedToLeave, _Mapping]] = ..., fenced: _Optional[_Union[NodeFenced, _Mapping]] = ...) -> None: ...
+    lost: NodeLost
+    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., said: _Optional[_Union[SaidMany, _Mapping]] = ..., beat: _Optional[_Union[NodeBeat, _Mapping]] = ..., ended: _Optional[_Union[RankEnded, _Mapping]] = ..., leave: _Optional[_Union[AskedToLeave, _Mapping]] = ..., fenced: _Optional[_Union[NodeFenced, _Mapping]] = ..., lost: _Optional[_Union[NodeLost, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
     __slots__ = ("taken", "refused", "said", "alive", "ends")
@@ -146,6 +148,12 @@ class GroupEnds(_message.Message):
     first_exit: int
     asked: bool
     def __init__(self, exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., first_exit: _Optional[int] = ..., asked: _Optional[bool] = ...) -> None: ...
+
+class NodeLost(_message.Message):
+    __slots__ = ("cause",)
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    def __init__(self, cause: _Optional[str] = ...) -> None: ...
 
 class NodeFenced(_message.Message):
     __slots__ = ("left",)
