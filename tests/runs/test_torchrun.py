@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,32 +16,36 @@ from typing import Any
 import psutil
 import pytest
 from facts import Facts
-from harness import HERE, Job
+from harness import HERE, Job, port_below_ephemeral
 
 from lightkeeper.events import schema
 from lightkeeper.events.summary import fingerprints_equal, one_lineage, samples_exactly_once, steps_lost
 
 AT, RANKS = 5, 2
+ALONE = ("--standalone", "--nproc-per-node", "2")
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else torch's own ranks meet dead ones after a restart
 
 
 class TorchrunJob(Job):
     """A job whose groups are started by torchrun."""
 
-    def torchrun(self, group: str, fault: str = "", words: tuple[str, ...] = (), **options: Any) -> subprocess.Popen:
-        """Starts one group of two ranks.
+    def torchrun(
+        self, group: str, fault: str = "", words: tuple[str, ...] = ALONE, suffix: str = "", **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Starts one group of two ranks, or its part on one node.
 
         Args:
             group: name of the group.
             fault: as in ``LIGHTKEEPER_FAULT``.
-            words: further options of torchrun.
+            words: options of torchrun.
+            suffix: of its name in the harness.
             options: of `loops.run`.
         """
-        name = group + "-again" * (group in self.launchers)
+        name = group + suffix
         options = {"loop": "sharded", "trace": str(self.folder / f"trace-{name}"), "hurry": self.mark, **options}
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-            "--nproc-per-node", str(RANKS), *words, str(HERE / "script.py"), json.dumps(options),
+            sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1", *words,
+            str(HERE / "script.py"), json.dumps(options),
         ]  # fmt: skip
         with self.output(name).open("wb") as output:
             child = subprocess.Popen(
@@ -113,7 +118,7 @@ def test_torchrun_alone_is_killed(job: TorchrunJob) -> None:
     told = f"the launcher of the group's ranks, torchrun (pid {torchrun.pid}) was killed by SIGKILL"
     assert lost.cause == told and lost.detected_by == "manager"
     job.until(lambda: not any(map(psutil.pid_exists, ranks.values())), "its ranks have ended", 5)
-    job.torchrun("g1", steps=200, delay=0.1)
+    job.torchrun("g1", suffix="-again", steps=200, delay=0.1)
     for rank in range(RANKS):
         job.wait_for(schema.Rejoined, 120, group="g1", rank=rank)
     job.hurry()
@@ -125,7 +130,7 @@ def test_torchrun_alone_is_killed(job: TorchrunJob) -> None:
 @pytest.mark.long
 def test_torchrun_starts_its_ranks_again(job: TorchrunJob) -> None:
     for group in ("g0", "g1"):
-        job.torchrun(group, words=("--max-restarts", "1"), steps=200, delay=0.1)
+        job.torchrun(group, words=(*ALONE, "--max-restarts", "1"), steps=200, delay=0.1)
     job.await_step("g1", AT)
     before = job.pids("g1")
     os.kill(before[1], signal.SIGKILL)
@@ -158,3 +163,26 @@ def test_a_signal_to_torchrun_lets_the_group_leave(job: TorchrunJob) -> None:
     assert "this group leaves before step" in facts.said["g1"]
     assert "g1 left before step" in facts.said["g0"] and "SIGTERM to rank" in facts.said["g0"]
     assert not [e for e in facts.all(schema.GroupLost) if e.detected_by != "left"]
+
+
+@pytest.mark.long
+def test_the_torchrun_of_one_of_two_nodes_is_killed(job: TorchrunJob) -> None:
+    """The first rank of the second node has started an agent, which finds the manager at the lighthouse."""
+    words = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint")
+    words = (*words, f"127.0.0.1:{port_below_ephemeral()}")
+    job.torchrun("g0", steps=150, delay=0.05)
+    for suffix in ("", ".1"):
+        job.torchrun("g1", words=words, suffix=suffix, steps=150, delay=0.05)
+    job.await_step("g1", AT)
+    torchrun = psutil.Process(job.pids("g1")[1]).parent()
+    assert torchrun is not None
+    torchrun.kill()
+    lost = job.wait_for(schema.GroupLost, 10, group="g1")
+    node = f"node 1 ({socket.gethostname()})"
+    assert lost.cause == f"the launcher of the ranks of {node}, torchrun (pid {torchrun.pid}) was killed by SIGKILL"
+    job.hurry()
+    facts = job.finish(within_s=120)
+    check(facts, 150)
+    assert sorted(facts.codes.items(), key=str)[0] == ("g0", 0)
+    assert sorted(code for name, code in facts.codes.items() if name != "g0") == [-9, 1]
+    assert "agent g1/1: serves ranks 1 to 1 for the manager at" in facts.said["g1"] + facts.said["g1.1"]
