@@ -71,14 +71,21 @@ def _powers(gradients: Sequence[torch.Tensor], norm_type: float) -> list[float]:
         chunks.extend(pieces)
     if not chunks:
         return []
-    norms = torch.stack(
-        [norm.to("cpu") for norm in torch._foreach_norm(chunks, norm_type, dtype=torch.float64)]
-    ).tolist()
+    norms = _to_host(torch._foreach_norm(chunks, norm_type, dtype=torch.float64))
     powers, start = [], 0
     for count in counts:
         powers.append(_combine(norms[start : start + count], norm_type, raise_to=norm_type))
         start += count
     return powers
+
+
+def _to_host(norms: Sequence[torch.Tensor]) -> list[float]:
+    """Numbers on one or several devices, in order; waits once for each device."""
+    found = dict[int, float]()
+    for device in {norm.device for norm in norms}:
+        there = [i for i, norm in enumerate(norms) if norm.device == device]
+        found.update(zip(there, torch.stack([norms[i] for i in there]).tolist(), strict=True))
+    return [found[i] for i in range(len(norms))]
 
 
 def _combine(values: Sequence[float], norm_type: float, raise_to: float = 1.0) -> float:

@@ -147,7 +147,11 @@ class ExtrasLayout:
 
 
 class Contributions:
-    """What this rank has for the user extras of one step."""
+    """What this rank has for the user extras of one step.
+
+    What was contributed stays on its device, and is fetched once for the step: a loop that adds its loss after every
+    microbatch does not wait for the device there.
+    """
 
     def __init__(self, layout: ExtrasLayout) -> None:
         self._layout = layout
@@ -157,8 +161,8 @@ class Contributions:
 
     @property
     def sums(self) -> Mapping[str, torch.Tensor]:
-        """Name to local sum of what was contributed."""
-        return self._sums
+        """Name to local sum of what was contributed, on the CPU; waits for the device."""
+        return {name: value.cpu() for name, value in self._sums.items()}
 
     @property
     def agreed(self) -> Mapping[str, torch.Tensor]:
@@ -189,8 +193,10 @@ class Contributions:
             KeyError: not declared.
             ValueError: another kind or shape, or a fraction for an int64 extra.
         """
-        tensor = exact(self._known(name, "sum", "contributed"), value)
+        tensor = _summable(self._known(name, "sum", "contributed"), value)
         before = self._sums.get(name)
+        if before is not None and before.device != tensor.device:
+            before, tensor = before.cpu(), tensor.cpu()
         self._sums[name] = tensor if before is None else before + tensor
 
     def agree(self, name: str, value: torch.Tensor | float) -> None:
@@ -217,12 +223,17 @@ def exact(extra: Declared, value: torch.Tensor | float) -> torch.Tensor:
     Raises:
         ValueError: another shape than was declared, or a fraction for an int64 extra.
     """
+    return _summable(extra, value).cpu()
+
+
+def _summable(extra: Declared, value: torch.Tensor | float) -> torch.Tensor:
+    """The same, where `value` is: without waiting for its device."""
     tensor = torch.as_tensor(value).detach()
     if tuple(tensor.shape) != extra.shape:
         raise ExtraError(f"extra {extra.name!r} was declared {extra.shape}, given {tuple(tensor.shape)}")
     if extra.dtype == torch.int64 and (tensor.is_floating_point() or tensor.is_complex()):
         raise ExtraError(f"extra {extra.name!r} was declared int64, given {tensor.dtype}")
-    return tensor.to(device="cpu", dtype=torch.int64 if extra.dtype == torch.int64 else torch.float64, copy=True)
+    return tensor.to(dtype=torch.int64 if extra.dtype == torch.int64 else torch.float64, copy=True)
 
 
 class Values(dict[str, torch.Tensor]):

@@ -155,8 +155,8 @@ class Run:
             return  # else the device would have to be waited for
         loss = _plain(loss).detach()
         step.contribute(LOSS, loss)
-        part = torch.zeros((self.microbatches, self.places), dtype=torch.float64)
-        part[k, self.manager.place.index] = float(loss) * float(step.before[TOKENS]) / max(valid, 1)
+        part = torch.zeros((self.microbatches, self.places), dtype=torch.float64, device=loss.device)
+        part[k, self.manager.place.index] = loss.double() * float(step.before[TOKENS]) / max(valid, 1)
         step.contribute(PARTS, part)
 
     def clip(self, max_norm: float) -> torch.Tensor:

@@ -105,6 +105,22 @@ def test_user_extras_keep_shape_and_dtype():
     assert made.describe() == {"loss": "float64[]", "load": "float32[2, 3]", "tokens": "int64[]"}
 
 
+def test_what_is_contributed_stays_on_its_device_until_the_step_is_reduced():
+    """A meta tensor has a device that nothing can be fetched from: whoever waits for it fails."""
+    made = layout(("loss", (), torch.float64), ("load", (2,), torch.float32), parameters=0)
+    contributions = Contributions(made)
+    for _ in range(3):
+        contributions.add("loss", torch.zeros((), device="meta"))
+        contributions.add("load", torch.zeros(2, device="meta"))
+    with pytest.raises(NotImplementedError):
+        contributions.sums  # noqa: B018
+    contributions.clear()
+    value = torch.ones(2)
+    contributions.add("load", value)
+    value.zero_()  # the loop may go on with its tensor
+    assert {name: one.tolist() for name, one in contributions.sums.items()} == {"load": [1.0, 1.0]}
+
+
 def test_a_follower_that_contributes_nothing_reads_the_sum():
     made = ExtrasLayout()
     made.declare("loss", (2,))
