@@ -28,7 +28,7 @@ def command(
 ) -> int:
     """Measure this runtime against its peer, in one call on this machine, and print the ratio.
 
-    Some benches take more: `lightkeeper bench chaos --interval 15 --minutes 5`.
+    Some benches take more: `lightkeeper bench chaos --interval 15 --minutes 5`, `lightkeeper bench titan --peer DIR`.
     """
     known = benches()
     if name == "list":
@@ -38,7 +38,7 @@ def command(
     if name not in known:
         raise UsageError(f"no bench {name!r} (there are: {', '.join(known) or 'none'})")
     bench = import_module(f"lightkeeper.bench.{name}").run
-    result = bench(**numbers(name, bench, context.args))
+    result = bench(**options(name, bench, context.args))
     if json:
         import msgspec
 
@@ -48,26 +48,34 @@ def command(
     return 0
 
 
-def numbers(name: str, bench: Callable[..., Any], words: Sequence[str]) -> dict[str, float]:
-    """What `--OPTION NUMBER` gives for the parameters of a bench.
+def options(name: str, bench: Callable[..., Any], words: Sequence[str]) -> dict[str, float | str]:
+    """What `--OPTION VALUE` gives for the parameters of a bench: a number, or text for one whose default is text.
 
     Raises:
-        UsageError: for one that it does not have, or what is no positive number.
+        UsageError: for one that it does not have, one without a value, or what should be a positive number and is not.
     """
-    known = tuple(signature(bench).parameters)
-    given: dict[str, float] = {}
+    known = signature(bench).parameters
+    given: dict[str, float | str] = {}
     for option, value in zip_longest(words[::2], words[1::2]):
         parameter = option.removeprefix("--").replace("-", "_")
         if not option.startswith("--") or parameter not in known:
             takes = ", ".join(f"--{k.replace('_', '-')}" for k in known) or "no options of its own"
             raise UsageError(f"bench {name} does not know {option} (it takes {takes})")
-        try:
-            given[parameter] = float(value or "")
-        except ValueError:
-            raise UsageError(f"{option} {value or ''}: give a number") from None
-        if not 0 < given[parameter] < float("inf"):
-            raise UsageError(f"{option} {value}: give a number above 0")
+        text = isinstance(known[parameter].default, str)
+        if text and not value:
+            raise UsageError(f"{option}: give a value")
+        given[parameter] = value if text else _positive(option, value or "")
     return given
+
+
+def _positive(option: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise UsageError(f"{option} {value}: give a number") from None
+    if not 0 < number < float("inf"):
+        raise UsageError(f"{option} {value}: give a number above 0")
+    return number
 
 
 def benches() -> dict[str, str]:

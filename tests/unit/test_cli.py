@@ -206,6 +206,8 @@ def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
         ("bench vote --minutes 3", "bench vote does not know --minutes (it takes no options of its own)"),
         ("bench chaos --minutes", "--minutes : give a number"),
         ("bench chaos --minutes -1", "--minutes -1: give a number above 0"),
+        ("bench titan --peer", "--peer: give a value"),
+        ("bench titan --peer /nonexistent", "--peer /nonexistent: it has no killtest.py"),
         ("bench chaos --restart 15", "--restart 15 is not below --interval 15"),
         ("events /nonexistent", "no event log in /nonexistent"),
         ("events /tmp --kind meteor", "no event kind 'meteor'"),
