@@ -24,20 +24,23 @@ pytestmark = [
 
 SCRIPT = HERE / "titan_script.py"
 LOSS = re.compile(r"step: *(\d+)  loss: *([0-9.]+)")
-START_S, HEAL_S = 120, 240  # two cores import torchtitan for several processes at once
+START_S, HEAL_S = 400, 400  # two cores import torchtitan for several processes at once
 
 
-def arguments(job: Job, group: str, steps: int, *more: str) -> list[str]:
-    options = {"trace": str(job.folder / f"titan-{group}"), "hurry": str(job.folder / "hurry"), "delay": 0.3}
+def arguments(job: Job, group: str, steps: int, *more: str, **own: Any) -> list[str]:
+    options = {"trace": str(job.folder / f"titan-{group}"), "hurry": str(job.folder / "hurry"), "delay": 0.3, **own}
     return [str(SCRIPT), json.dumps(options), "--training.steps", str(steps), "--dump_folder", str(job.folder), *more]
 
 
-def start(job: Job, groups: int, ranks: int, steps: int, fault: str = "", restarts: int = 0, more: Any = ()) -> None:
+def start(
+    job: Job, groups: int, ranks: int, steps: int, fault: str = "", restarts: int = 0, more: Any = (), only: Any = None
+) -> None:
+    """A lighthouse and so many groups; `more` words for torchtitan, `only` the script's options of single groups."""
     job.settings.update(groups=groups, ranks=ranks, outage_budget_s=60, bucket_mb=1)
     job.variables.update(OMP_NUM_THREADS="1", LIGHTKEEPER_WARM="0")
     job.start_lighthouse()
     for i in range(groups):
-        words = arguments(job, f"g{i}", steps, *more)
+        words = arguments(job, f"g{i}", steps, *more, **(only or {}).get(f"g{i}", {}))
         job.start_command(f"g{i}", words, fault, env={"LIGHTKEEPER_RESTARTS": str(restarts)})
 
 
@@ -54,7 +57,11 @@ def plain(folder: Path, ranks: int, steps: int, *more: str, stop: int = 0) -> di
         own = {**clean, **meet, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with (folder / f"plain-{rank}.out").open("wb") as output:
             children.append(subprocess.Popen(words, env=own, stdout=output, stderr=subprocess.STDOUT))
-    codes = [child.wait(timeout=START_S) for child in children]
+    try:
+        codes = [child.wait(timeout=START_S) for child in children]
+    finally:
+        for child in children:
+            child.kill()
     said = (folder / "plain-0.out").read_text()
     assert codes == [0] * ranks, said
     found = {line["step"]: line for line in map(json.loads, (folder / "plain.0").read_text().splitlines())}

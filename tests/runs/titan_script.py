@@ -2,9 +2,9 @@
 
     python titan_script.py JSON TORCHTITAN'S ARGUMENTS
 
-Options in the JSON: `trace` (file; ".RANK" is appended), `hurry` (a file that ends the slow steps), `delay` (seconds
-of each slow batch), `plain` (no fault tolerance), `stop` (the step after which the process ends), `config` (a
-function of this module).
+Options in the JSON: `trace` (file; ".RANK" is appended), `hurry` (a file that ends the slow steps), `delay` (seconds of
+each slow batch), `plain` (no fault tolerance), `stop` (the step after which the process ends), `config` (a function of
+this module), `behave` (what the group's first start does wrong while another heals: words of `misbehaviour.py`).
 """
 
 from __future__ import annotations
@@ -54,11 +54,21 @@ def small() -> Trainer.Config:
     return config if OPTIONS.get("plain") else fault_tolerant(config)
 
 
+def misbehave(trainer):
+    """From now on, as the options say; a group that its launcher started again behaves well."""
+    if OPTIONS.get("behave") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        from misbehaviour import Behaviour
+
+        Behaviour(OPTIONS["behave"], trainer.run.manager, None, None).heal_faults({"die_in": ""})
+
+
 def traced(train_step):
     """Writes what each step left behind."""
 
     def step(self, *given):
         train_step(self, *given)
+        if self.step == 1:
+            misbehave(self)
         digest = fingerprint(self.model_parts[0], list(self.optimizers))
         run = getattr(self, "run", None)
         line = {
