@@ -112,7 +112,7 @@ def _fold(
     mine = torch.tensor(powers, dtype=torch.float64, device=device)
     parts = [torch.empty_like(mine) for _ in range(process_group.size())]
     dist.all_gather(parts, mine, group=process_group)
-    of_rank = {r: part.tolist() for r, part in zip(dist.get_process_group_ranks(process_group), parts, strict=True)}
+    of_rank = dict(zip(dist.get_process_group_ranks(process_group), torch.stack(parts).tolist(), strict=True))
     folded = [
         _combine([of_rank[rank][i] for rank in ranks], norm_type) if ranks else powers[i]
         for i, ranks in enumerate(holders)
