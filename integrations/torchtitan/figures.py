@@ -136,6 +136,12 @@ def _written(folder: Path) -> int:
         return 0
 
 
+def settle(writers: BaseLogger) -> None:
+    """A step begins: see `LeadLogger.settle`. A rank that writes nothing has another logger."""
+    if isinstance(writers, LeadLogger):
+        writers.settle()
+
+
 # ------------------------------------------------------------ the writers
 
 

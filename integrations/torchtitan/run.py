@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from lightkeeper.manager.step import Step
 if TYPE_CHECKING:
     from lightkeeper.integrations.torchtitan.trainer import FaultTolerantTrainer
 
-TOKENS, LOSS, PARTS, SEEN = "tokens", "logged loss", "logged loss of a part", "tokens seen"
+TOKENS, LOSS, PARTS, SEEN, CLOCK = "tokens", "logged loss", "logged loss of a part", "tokens seen", "clock"
 
 
 @dataclass
@@ -115,8 +116,10 @@ class Run:
         manager.extra(LOSS)
         manager.extra(PARTS, (microbatches, self.places))
         manager.extra(SEEN, dtype=torch.int64)
+        manager.extra(CLOCK, dtype=torch.int64, agreed=True)
         manager.register("lr-schedulers", trainer.lr_schedulers)
         manager.register("progress", self.progress)
+        manager.register("started", trainer.started)
         trainer.dataloader.bind(manager)
         if self.progress.step:
             manager.resume(self.progress.step)
@@ -132,6 +135,7 @@ class Run:
         if step is None:
             return False  # `step` stays the last one: who led in it has the run's end to see to
         self.step = step
+        step.agree(CLOCK, int(time.time()))
         return True
 
     def valid_tokens(self, device: torch.device) -> torch.Tensor:
@@ -179,6 +183,7 @@ class Run:
         assert self.step is not None
         self.progress.step = self.step.index + 1
         self.progress.ntokens_seen += int(self.step.reduced[SEEN])
+        self._trainer.started.agreed(int(self.step.reduced[CLOCK]))
 
     def losses(self) -> tuple[float, float]:
         """Of a step that is logged: the mean over all tokens, and the highest of a rank's part of a microbatch."""

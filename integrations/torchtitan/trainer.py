@@ -20,6 +20,7 @@ from lightkeeper.errors import UsageError
 from lightkeeper.integrations.torchtitan.checkpoint import LeadCheckpointer, Terms
 from lightkeeper.integrations.torchtitan.config import FaultTolerance
 from lightkeeper.integrations.torchtitan.data import SlotStreams
+from lightkeeper.integrations.torchtitan.figures import Started, lead_logger, settle, without_writers
 from lightkeeper.integrations.torchtitan.lead import LeadValidator, MarkedProfilerConfig, per_group_folders
 from lightkeeper.integrations.torchtitan.refusals import refuse_unsupported
 from lightkeeper.integrations.torchtitan.run import Run, Standing
@@ -33,6 +34,7 @@ class FaultTolerantTrainer(Trainer):
 
     Attributes:
         run: its part in the job; None while it is built, and without fault tolerance.
+        started: when the job began, as its groups have agreed.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -46,6 +48,7 @@ class FaultTolerantTrainer(Trainer):
     ntokens_seen: int
     checkpointer: Any
     validator: Any
+    started: Started
     _settings: Settings | None
     _standing: Standing
     _microbatches: int
@@ -60,9 +63,9 @@ class FaultTolerantTrainer(Trainer):
             return
         refuse_unsupported(config)
         self._settings = config.fault_tolerance.settings()
-        self._standing = Standing(self, self._settings.group)
+        self._standing, self.started = Standing(self, self._settings.group), Started()
         super().__init__(_prepared(config, self._standing))
-        self._lead()
+        self._lead(config)
 
     def init_distributed(self) -> ParallelDims:
         """The group's own ranks, and what a step has for them."""
@@ -76,14 +79,22 @@ class FaultTolerantTrainer(Trainer):
             self.config.dataloader = SlotStreams.around(self.config.dataloader, self._microbatches)
         return dims
 
-    def _lead(self) -> None:
-        """What is done once for all groups is done where the run is led."""
+    def _lead(self, given: Config) -> None:
+        """What is done once for all groups is done where the run is led.
+
+        Args:
+            given: the config as it was before each group got its own.
+        """
         settings, standing = self._settings, self._standing
         assert settings is not None and self.config.debug.seed is not None
         terms = Terms(self.config.debug.seed, self._microbatches, self._places)
         self.checkpointer = LeadCheckpointer(self.checkpointer, standing, terms, lambda: who_trains(settings))
         if self.config.validator.enable:
             self.validator = LeadValidator(self.validator, standing)
+        self.metrics_processor.logger = lead_logger(
+            self.metrics_processor, given.metrics, standing, self.started,
+            root=given.dump_folder, job=settings.job, told=given.to_dict(),
+        )  # fmt: skip
 
     # ------------------------------------------------------------ the loop
 
@@ -99,6 +110,7 @@ class FaultTolerantTrainer(Trainer):
             return False
         assert self.run.step is not None
         self.step = self.run.step.index  # the loop counts on from here
+        settle(self.metrics_processor.logger)
         return True
 
     def _end(self) -> None:
@@ -202,4 +214,5 @@ def _prepared(config: FaultTolerantTrainer.Config, standing: Standing) -> FaultT
         config.debug = dataclasses.replace(config.debug, seed=0)
         logger.info("Fault tolerance: debug.seed is 0, since all groups must begin with the same weights")
     config.profiler = MarkedProfilerConfig(config.profiler, standing)
+    config.metrics = without_writers(config.metrics)
     return config

@@ -26,7 +26,7 @@ from torchtitan.components.metrics import BaseLogger, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 
 from lightkeeper.errors import UsageError
-from lightkeeper.integrations.torchtitan.figures import LeadLogger, Started, lead_logger, without_writers
+from lightkeeper.integrations.torchtitan.figures import Started, lead_logger, settle, without_writers
 
 NAME = "20261130-070000"
 AT_S = 1796022000  # the same in seconds
@@ -65,13 +65,9 @@ class Group:
 
     def log(self, step: int, loss: float | None = None) -> None:
         """Says the figures of a step, as the trainer does: also where there was no share."""
-        self.settle()
+        settle(self.processor.logger)
         self.processor.data_loading_times.append(0.0)
         self.processor.log(step, float(step) if loss is None else loss, 0.0, 0.0)
-
-    def settle(self) -> None:
-        if isinstance(self.processor.logger, LeadLogger):
-            self.processor.logger.settle()
 
 
 def read(folder: Path, tag: str = LOSS) -> list[tuple[int, float]]:
@@ -267,7 +263,7 @@ def test_one_run_over_a_change_of_lead(tmp_path: Path, wandb: Runs) -> None:
     assert not {"WANDB_RUN_ID", "WANDB_RESUME"} & set(os.environ)
     assert wandb.finished == []
     second.where.lead = False
-    second.settle()  # a step begins that another group leads
+    settle(second.processor.logger)  # a step begins that another group leads
     assert wandb.finished == [f"j-{NAME}"]
 
 
