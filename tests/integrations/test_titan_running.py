@@ -1,7 +1,5 @@
 """Whether a group's job trains already: asked of a lighthouse over real gRPC."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Iterator
