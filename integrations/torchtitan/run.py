@@ -97,7 +97,7 @@ class Run:
 
     def __init__(self, trainer: FaultTolerantTrainer, settings: Settings, microbatches: int) -> None:
         config, dims = trainer.config, trainer.parallel_dims
-        self.settings, self.microbatches = settings, microbatches
+        self.microbatches = microbatches
         self._trainer = trainer
         parts = trainer.model_parts
         self.manager = lightkeeper.Manager(
@@ -173,7 +173,8 @@ class Run:
             The norm before, float[].
         """
         parameters = [p for part in self._trainer.model_parts for p in part.parameters()]
-        if 1 in (self.settings.groups, self.settings.ranks):
+        told = self.manager.settings  # its launcher may have added to what the trainer was told
+        if 1 in (told.groups, told.ranks):
             norm: torch.Tensor = dist_utils.clip_grad_norm_(parameters, max_norm, foreach=True)
             return norm
         return lightkeeper.clip_grad_norm_(parameters, max_norm)
