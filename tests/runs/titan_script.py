@@ -21,6 +21,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "exa
 from dataclasses import dataclass  # noqa: E402
 
 import train_titan  # noqa: E402 - it puts in what a CPU needs
+from torchtitan.components.validate import Validator  # noqa: E402
 from torchtitan.train import main  # noqa: E402
 from torchtitan.trainer import Trainer  # noqa: E402
 
@@ -60,6 +61,20 @@ def misbehave(trainer):
         from misbehaviour import Behaviour
 
         Behaviour(OPTIONS["behave"], trainer.run.manager, None, None).heal_faults({"die_in": ""})
+
+
+class Checked(Slow):
+    """What is validated on; its config says what torchtitan's own ones do."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Slow.Config):
+        infinite: bool = True
+
+
+def validated() -> Trainer.Config:
+    config = small()
+    config.validator = Validator.Config(enable=True, freq=20, steps=2, dataloader=Checked.Config())
+    return config
 
 
 def traced(train_step):
