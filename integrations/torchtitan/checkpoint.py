@@ -99,6 +99,7 @@ class LeadCheckpointer(BaseCheckpointManager):
     ) -> None:
         self.inner, self.enable = inner, inner.enable
         self._where, self._running = where, running
+        self._wrote = _UNKNOWN
         if not self.enable:
             return
         if not isinstance(inner, CheckpointManager):
@@ -134,7 +135,7 @@ class LeadCheckpointer(BaseCheckpointManager):
         Args:
             last: number of the run's last step, by torchtitan's count.
         """
-        if not self.enable or self._is_whole(last):
+        if not self.enable or self._wrote == last or self._is_whole(last):
             return False
         return self._write(last, last_step=True)
 
@@ -146,9 +147,10 @@ class LeadCheckpointer(BaseCheckpointManager):
             inner.maybe_wait_for_saving()
             self._origin.step = step
             self._clear(inner._create_checkpoint_id(step))
-            saved = bool(inner.save(step, last_step))
+            inner.save(step, last_step)
             self._purge()
-        return saved
+        self._wrote = step
+        return True
 
     def _clear(self, folder: str) -> None:
         """Removes what a lost writer, or an earlier run, left of this step: an old marker must not vouch for new data.

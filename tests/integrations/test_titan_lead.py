@@ -250,6 +250,7 @@ def test_the_last_step_is_saved_anew_if_its_writer_was_lost(tmp_path: Path) -> N
     other.where.live = other.where.lead = False  # the run is over: there is no step at hand
     assert not other.checkpointer.save_if_lost(30)  # it is whole
     (tmp_path / "checkpoint" / "step-30" / ".metadata").unlink()
+    assert not lead.checkpointer.save_if_lost(30)  # it knows that it has written it
     assert other.checkpointer.save_if_lost(30)
     assert Group(tmp_path).inner._find_load_step() == 30
 

@@ -9,6 +9,7 @@ import re
 import pytest
 from harness import Job
 from test_titan import HEAL_S, START_S, arguments, holds
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lightkeeper.events import schema
 
@@ -24,8 +25,8 @@ LOSS, CHECK = "loss_metrics/global_avg_loss", "validation_metrics/loss"
 VALIDATED = re.compile(r"validate step: *(\d+)")
 
 
-def start(job: Job, steps: int, fault: str, restarts: int = 0, **options: str) -> None:
-    job.settings.update(groups=2, outage_budget_s=60, bucket_mb=1)
+def start(job: Job, steps: int, fault: str, ranks: int = 1, restarts: int = 0, **options: str) -> None:
+    job.settings.update(groups=2, ranks=ranks, outage_budget_s=60, bucket_mb=1)
     job.variables.update(OMP_NUM_THREADS="1", LIGHTKEEPER_WARM="0")
     job.start_lighthouse()
     for group in ("g0", "g1"):
@@ -48,10 +49,13 @@ def whole(job: Job) -> set[str]:
     return {path.parent.name for path in (job.folder / "checkpoint").glob("*/.metadata")}
 
 
-@pytest.mark.parametrize("fault", ["kill:g0:apply:5", "kill:g0:checkpoint:11"])
-def test_the_last_step_is_saved_and_every_step_said_once(job: Job, fault: str) -> None:
-    """Step 6 is committed and not said yet; the last step is being saved."""
-    start(job, 12, fault)
+@pytest.mark.parametrize(("fault", "ranks"), [("kill:g0:apply:5", 1), ("kill:g0/1:checkpoint:11", 2)])
+def test_the_last_step_is_saved_and_every_step_said_once(job: Job, fault: str, ranks: int) -> None:
+    """Step 6 is committed and not said yet; the last step is being saved. An earlier run has left a torn save."""
+    left = job.folder / "checkpoint" / "step-10" / "__1_0.distcp"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"torn")
+    start(job, 12, fault, ranks)
     job.hurry()
     facts = job.finish(within_s=START_S)
     assert facts.codes == {"g0": 137, "g1": 0}
@@ -59,6 +63,9 @@ def test_the_last_step_is_saved_and_every_step_said_once(job: Job, fault: str) -
     holds(facts, 12)
     assert figures(job, LOSS) == list(range(1, 13))
     assert whole(job) == {"step-10", "step-12"}
+    for path in (job.folder / "checkpoint").iterdir():
+        dcp_to_torch_save(path, job.folder / "read")
+    assert left.exists() == (ranks == 2) and all(path.stat().st_size > 4 for path in left.parent.iterdir())
 
 
 def test_the_lead_is_lost_while_it_saves_and_returns(job: Job) -> None:
@@ -78,4 +85,3 @@ def test_the_lead_is_lost_while_it_saves_and_returns(job: Job) -> None:
     validated = [1, *range(40, steps + 1, 20)]  # the lead was lost before it validated step 20
     assert figures(job, CHECK) == validated
     assert sorted(int(step) for said in facts.said.values() for step in VALIDATED.findall(said)) == validated
-    assert {path.name for path in job.folder.iterdir()} >= {"g0", "g1"}
