@@ -11,7 +11,6 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +19,7 @@ from lightkeeper.words import say
 
 PREFIX = "lightkeeper"
 LOOK_S = 0.02
-WAIT_S = 1.0  # of one wait at the store, which lets nobody else of this process to it
+LOOK_S_MAX = 0.5  # a store's own wait prints warnings when it ends, and lets nobody else of this process to the store
 SAY_AFTER_S = 5.0
 
 
@@ -39,9 +38,6 @@ class Store(Protocol):
 
     def check(self, keys: list[str]) -> bool:
         """Whether all of them are there."""
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Returns when they are; raises a RuntimeError that names the time-out if they are not in time."""
 
 
 def tell(store: Store, path: Path, ranks: Sequence[int], timeout_s: float) -> None:
@@ -65,7 +61,7 @@ def tell(store: Store, path: Path, ranks: Sequence[int], timeout_s: float) -> No
             raise NotMet(f"the store of torch's process group is gone: {error}") from error
         waited_s = time.monotonic() - began_s
         if waited_s > timeout_s:
-            raise NotMet(f"{_named(missing)} made no lightkeeper.Manager within {timeout_s:.0f} s, as rank 0 did")
+            raise NotMet(f"{_named(missing)} made no lightkeeper.Manager within {timeout_s:.0f} s, as their node's first rank did")
         if waited_s > say_after_s:
             say_after_s = 2 * waited_s
             say(f"lightkeeper: waits for {_named(missing)} to make a lightkeeper.Manager since {waited_s:.0f} s")
@@ -97,13 +93,15 @@ def ask(store: Store, rank: int, leader: int, timeout_s: float) -> Path:
     Raises:
         NotMet: no answer comes, the store is gone, or the answer is another machine's.
     """
-    name, until = secrets.token_hex(16), time.monotonic() + timeout_s
+    name, until, pause_s = secrets.token_hex(16), time.monotonic() + timeout_s, LOOK_S
     answer = f"{PREFIX}/answer/{name}"
     try:
         store.set(f"{PREFIX}/asks/{rank}", name)
-        while not _there(store, answer):
+        while not store.check([answer]):
             if time.monotonic() > until:
                 raise NotMet(f"rank {leader} made no lightkeeper.Manager within {timeout_s:.0f} s, as rank {rank} did")
+            time.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, LOOK_S_MAX)
         me, host, path = store.get(answer).decode().split(" ", 2)
         store.set(f"{PREFIX}/thanks/{name}/{me}", "")
     except RuntimeError as error:
@@ -114,15 +112,6 @@ def ask(store: Store, rank: int, leader: int, timeout_s: float) -> Path:
             "of one node share its folder of temporary files; if there are several nodes, LOCAL_WORLD_SIZE must say so"
         )
     return Path(path)
-
-
-def _there(store: Store, key: str) -> bool:
-    """Whether it is, or comes within a moment."""
-    try:
-        store.wait([key], timedelta(seconds=WAIT_S))
-    except RuntimeError:  # a time-out, or the store is gone, which the next line finds out
-        return store.check([key])
-    return True
 
 
 def _named(ranks: Iterable[int]) -> str:

@@ -106,6 +106,7 @@ def test_a_rank_is_killed(job: TorchrunJob) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_torchrun_alone_is_killed(job: TorchrunJob) -> None:
     """Its ranks do not outlive it, and are not blamed; the group is started again under the same name at once."""
     for group in ("g0", "g1"):
@@ -128,6 +129,7 @@ def test_torchrun_alone_is_killed(job: TorchrunJob) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_torchrun_starts_its_ranks_again(job: TorchrunJob) -> None:
     for group in ("g0", "g1"):
         job.torchrun(group, words=(*ALONE, "--max-restarts", "1"), steps=200, delay=0.1)
@@ -149,6 +151,7 @@ def test_torchrun_starts_its_ranks_again(job: TorchrunJob) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_signal_to_torchrun_lets_the_group_leave(job: TorchrunJob) -> None:
     """torchrun hands it to its ranks, and kills those that have not ended after 30 s."""
     for group in ("g0", "g1"):
@@ -166,6 +169,7 @@ def test_a_signal_to_torchrun_lets_the_group_leave(job: TorchrunJob) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_the_torchrun_of_one_of_two_nodes_is_killed(job: TorchrunJob) -> None:
     """The first rank of the second node has started an agent, which finds the manager at the lighthouse."""
     words = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint")
