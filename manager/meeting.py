@@ -61,7 +61,9 @@ def tell(store: Store, path: Path, ranks: Sequence[int], timeout_s: float) -> No
             raise NotMet(f"the store of torch's process group is gone: {error}") from error
         waited_s = time.monotonic() - began_s
         if waited_s > timeout_s:
-            raise NotMet(f"{_named(missing)} made no lightkeeper.Manager within {timeout_s:.0f} s, as their node's first rank did")
+            raise NotMet(
+                f"{_named(missing)} made no lightkeeper.Manager within {timeout_s:.0f} s, as their node's first rank did"
+            )
         if waited_s > say_after_s:
             say_after_s = 2 * waited_s
             say(f"lightkeeper: waits for {_named(missing)} to make a lightkeeper.Manager since {waited_s:.0f} s")
