@@ -88,6 +88,7 @@ def main() -> None:
     config = "plain_tiny" if options["plain"] else "tiny"
     sys.argv += ["--module", "lightkeeper.examples.train_titan", "--config", config]
     sys.argv += ["--training.steps", str(options["last"]), "--debug.seed", "0", "--dump_folder", options["folder"]]
+    sys.argv += ["--metrics.log_freq", "10"]  # torchtitan's own default
     train_titan.main()
 
 
