@@ -26,7 +26,7 @@ from lightkeeper.errors import UsageError
 from lightkeeper.events import read_run
 from lightkeeper.events.lineage import pick
 from lightkeeper.events.schema import Committed, Event, GroupLost, Recovered, Rejoined
-from lightkeeper.events.summary import fingerprints_equal, rejoins, steps_lost
+from lightkeeper.events.summary import rejoins, steps_lost
 
 GROUPS = ("g0", "g1")
 VICTIM = "g1"
@@ -34,7 +34,8 @@ WARM_STEPS, BLOCK_STEPS, BLOCKS = 8, 10, 8
 ONE_GROUP_STEPS = 6
 KILL_STEP = 20  # the victim is killed somewhere in it
 BEFORE = 10  # steps of which a usual one is the median
-AFTER = 5  # steps after the rejoin
+FINGERPRINT_EVERY = 5
+AFTER = FINGERPRINT_EVERY + 1  # steps after the rejoin
 RESTART_AFTER_S = _titan_peer.RESTART_AFTER_S
 ENDLESS = 1_000_000
 RUN_S_MAX = 900.0
@@ -150,7 +151,7 @@ def _options(folder: Path, kind: str, number: int, last: int, warm: int = 0, blo
 @contextmanager
 def _groups(folder: Path, groups: tuple[str, ...], last: int, warm: int = 0, block: int = 0) -> Iterator[LocalJob]:
     """A lighthouse and these groups of one rank."""
-    with LocalJob(folder, groups, settings={"fingerprint-every": "0" if block else "10"}) as job:
+    with LocalJob(folder, groups, settings={"fingerprint-every": str(0 if block else FINGERPRINT_EVERY)}) as job:
         job.start_lighthouse()
         for number, group in enumerate(groups):
             job.start_group(group, _command(folder, number, last, warm, block), ALONE)
@@ -212,7 +213,8 @@ def _kill() -> dict[str, Any]:
             time.sleep(RESTART_AFTER_S)
             job.start_group(VICTIM, _command(folder, 1, ENDLESS), ALONE)
             back = _until(lambda: seen(Rejoined, lambda e: e.group == VICTIM and e.mono_ns > killed_ns), job)
-            _until(lambda: seen(Committed, lambda e: e.group == "g0" and e.step >= back.step + AFTER), job)
+            for group in GROUPS:
+                _until(lambda g=group: seen(Committed, lambda e: e.group == g and e.step >= back.step + AFTER), job)
             return figures(read_run(folder).events, killed_ns)
 
 
@@ -241,9 +243,19 @@ def figures(events: Sequence[Event], killed_ns: int) -> dict[str, Any]:
         "rejoin_over_usual": round(longest.longest_s / longest.normal_s, 2),
         "restart_to_commit_s": round(back.after_s, 2),
         "steps_lost": steps_lost(events).value,
-        "bits_equal": fingerprints_equal(events).holds,
+        "bits_equal": _bits_equal(events, back.step),
         "blamed": ",".join(sorted({e.group for e in lost})),
     }
+
+
+def _bits_equal(events: Sequence[Event], rejoined: int) -> bool:
+    """Whether no two fingerprints of a step differ, and both groups have one after the return: the run has no end."""
+    seen: dict[int, dict[str, str]] = {}
+    for commit in pick(events, Committed):
+        if commit.fingerprint:
+            seen.setdefault(commit.step, {})[commit.group] = commit.fingerprint
+    after = [by_group for step, by_group in seen.items() if step >= rejoined and len(by_group) == len(GROUPS)]
+    return bool(after) and all(len(set(by_group.values())) == 1 for by_group in seen.values())
 
 
 def _torchft(folder: Path) -> dict[str, Any]:

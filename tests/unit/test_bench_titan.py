@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lightkeeper.bench import titan
@@ -47,6 +48,8 @@ def run() -> list[Event]:
         if step == 28:
             events.append(Rejoined(group="g1", incarnation="g1-2", step=28, mono_ns=round(at * 1e9)))
         events.append(commit("g0", step, at, 0.9 if step == 27 else 0.6, (0, 1)))
+        if step > 28:
+            events.append(commit("g1", step, at, 0.6, (1,)))
     return events
 
 
@@ -55,7 +58,18 @@ def test_the_figures_of_a_kill_and_a_return() -> None:
     assert (found["step_s"], found["kill_to_commit_s"], found["microbatches_inherited"]) == (0.5, 0.75, 1)
     assert (found["stood_in_recovery_s"], found["detected_s"], found["blamed"]) == (0.03, 0.01, "g1")
     assert (found["rejoin_longest_step_s"], found["rejoin_over_usual"]) == (0.9, 1.5)
-    assert found["steps_lost"] == 0
+    assert found["steps_lost"] == 0 and found["bits_equal"]
+
+
+@pytest.mark.parametrize("wrong", ["f30", ""])
+def test_other_bits_after_the_return_or_none_told_are_not_equal(wrong: str) -> None:
+    events = [
+        msgspec.structs.replace(e, fingerprint=wrong and "other")
+        if isinstance(e, Committed) and e.group == "g1" and e.step >= 28
+        else e
+        for e in run()
+    ]
+    assert not titan.figures(events, round(KILLED_S * 1e9))["bits_equal"]
 
 
 def test_a_survivor_that_goes_on_no_more_gives_no_figures() -> None:
