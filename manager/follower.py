@@ -34,6 +34,8 @@ class Follower(Rank):
             self._entries.healed(fetched.name)
             self._record.healed(fetched)
             self.page.enter("replay", fetched.name.step + 1)
+            for watcher in self._watchers:
+                watcher.healed()
             answer = self._ask(self._joiner_vote("healed"))
         self._follows = answer.verdict == "go"
         if answer.verdict == "recover":

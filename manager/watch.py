@@ -19,6 +19,9 @@ from lightkeeper.manager import local
 class Watcher:
     """Told by `Manager.watch`; what is not overridden is ignored."""
 
+    def healed(self) -> None:
+        """The state here was replaced by the members': a step that was begun is void; on the training thread."""
+
     def begins(self, index: int) -> None:
         """A step begins and its share is known; on the training thread."""
 

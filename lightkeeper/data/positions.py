@@ -7,54 +7,13 @@ stood. Where the ranks of a group split microbatches, each place in a microbatch
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-
-from lightkeeper.manager.state import codec
-
-WORD_BYTES = 6  # an int64 extra is exact below 2**53
-_LENGTH_BYTES = 4
 
 
 class PositionsBroken(RuntimeError):
     """An entry does not fit the positions before it: some group read a stream from elsewhere. A bug."""
-
-
-class StateTooLarge(ValueError):
-    """A stream's state has more bytes than were set aside."""
-
-
-def words_for(state_bytes: int) -> int:
-    """Elements of an int64 extra that hold a state of so many bytes."""
-    return -(-(state_bytes + _LENGTH_BYTES) // WORD_BYTES) if state_bytes else 0
-
-
-def pack_state(state: Any, state_bytes: int) -> torch.Tensor:
-    """A stream's `state_dict()` as int64[words_for(state_bytes)], with exact types.
-
-    Raises:
-        StateTooLarge: it has more bytes.
-        UsageError: something in it cannot be copied exactly, with its path.
-    """
-    data = json.dumps(codec.encode(state, "state"), separators=(",", ":"), ensure_ascii=False).encode()
-    if len(data) > state_bytes:
-        raise StateTooLarge(f"{len(data)} bytes, and state_bytes is {state_bytes}")
-    padded = (len(data).to_bytes(_LENGTH_BYTES, "little") + data).ljust(words_for(state_bytes) * WORD_BYTES, b"\0")
-    words = [padded[at : at + WORD_BYTES] for at in range(0, len(padded), WORD_BYTES)]
-    return torch.tensor([int.from_bytes(word, "little") for word in words], dtype=torch.int64)
-
-
-def unpack_state(words: torch.Tensor) -> Any:
-    """What `pack_state` was given.
-
-    Raises:
-        CodecError: it is something else.
-    """
-    data = b"".join(int(word).to_bytes(WORD_BYTES, "little") for word in words.tolist())
-    size = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    return codec.decode(json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + size]))
 
 
 def advance(positions: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
@@ -81,3 +40,32 @@ def advance(positions: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
         )
     positions[read] = reduced[read]
     return read
+
+
+@dataclass(frozen=True)
+class Turns:
+    """In which steps which stream's state travels, and where in the entry: the same few columns serve them in turn.
+
+    With E = `every` a stream is due in every E-th step, and never two streams of one column in the same step. So an
+    entry has a column for each E streams, and an heir reads again at most what was read in E - 1 steps. (A slot that a
+    batch ramp leaves out in its turn waits for the next one.)
+
+    Attributes:
+        places: data-parallel ranks of a group, each with streams of its own.
+        slots: microbatches of the largest step.
+        every: steps between two states of a stream, 1 for a state in every step.
+    """
+
+    places: int
+    slots: int
+    every: int
+
+    @property
+    def columns(self) -> int:
+        """States that an entry has room for."""
+        return -(-self.places * self.slots // self.every)
+
+    def column(self, step: int, place: int, slot: int) -> int | None:
+        """Where the state of a stream is in the entry of a step; None if it is not its turn."""
+        stream = place * self.slots + slot
+        return stream // self.every if (stream + step) % self.every == 0 else None
