@@ -167,7 +167,9 @@ class Changes(Leaves):
             actions += self._fence(group, group.gone.cause if group.gone else LAGS)
         for group in self.groups.values():
             group.failed = None
-        return actions + (self._count_recovery() if base is not None else [])
+        if base is None:  # who joins is told at once: members may make many steps until the next tick
+            return actions + self._park(now) + self._heal(now)
+        return actions + self._count_recovery()
 
     def _why_without(self, staying: tuple[str, ...]) -> str:
         """Who of the newest epoch is left out, and why, whatever began the recovery; empty if nobody is."""

@@ -84,10 +84,13 @@ class Group:
     stepped_s: float = 0.0
 
     def steps_on(self, beat: Beat, now: float) -> None:
-        """Takes a beat in; `pace_s` becomes the seconds per step between beats that show progress."""
+        """Takes a beat in; `pace_s` becomes the seconds per step between a member's beats that show progress.
+
+        Before it is one it comes to a step by a checkpoint or by a copy, thousands of them at once.
+        """
         before = self.beat.step if self.beat is not None else -1
         if beat.step > before:
-            if self.stepped_s and self.beat is not None:
+            if self.stepped_s and self.beat is not None and self.beat.epoch:
                 self.pace_s = (now - self.stepped_s) / (beat.step - before)
             self.stepped_s = now
         self.beat = beat

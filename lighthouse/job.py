@@ -408,8 +408,9 @@ class Job:
         return parked_words(here, self.config.members, self.config.spares)
 
     def _first_step_now(self) -> int:
+        """How far the members are, as far as is known: a beat may be from before they were told where to begin."""
         first = 0 if self.activation is None else self.activation.first_step
-        return max((g.beat.step for g in self._members() if g.beat), default=first)
+        return max((first, *(g.beat.step for g in self._members() if g.beat)))
 
     def _view(self) -> View:
         return View(self.config, self.groups, self.newest, self.stopped, self.patience, self.bounds.lease_s)

@@ -107,7 +107,7 @@ class Joins(TakeOver):
         members = self._members()
         if any(group.in_touch and group.beat is None for group in members):
             return None
-        highest = max((group.beat.step for group in members if group.beat is not None), default=0)
+        highest = self._first_step_now()
         pace_s = min((group.pace_s for group in members if group.pace_s > 0), default=AHEAD_S)
         return highest + max(AHEAD_STEPS_MIN, 1 + math.ceil(AHEAD_S / pace_s))
 

@@ -42,6 +42,36 @@ def test_groups_with_an_earlier_checkpoint_heal_from_those_with_the_latest() -> 
     ]
 
 
+def test_what_members_said_before_they_had_a_step_names_no_boundary() -> None:
+    """Their ranks were about to load the checkpoint; a boundary that members are past is never copied at."""
+    world = World(groups=2)
+    for name in ("g0", "g1"):
+        world.hello(name)
+        world.beat(name, 0, "start")
+    for name, step in (("g0", 7), ("g1", 5)):
+        world.join(name, fingerprint=f"after {step}", step=step)
+    for name, step in (("g0", 7), ("g1", 5)):
+        world.promise(name, begins=step)
+    assert world.told("g1", m.Heal)[-1].step == world.told("g0", m.Copy)[-1].step == 9
+
+
+def test_a_checkpoint_loaded_is_no_pace() -> None:
+    """By it a member seems to make ten thousand steps between two beats; who joins would wait for as many."""
+    world = World(groups=2, minimum=1)
+    for name in ("g0", "g1"):
+        world.hello(name, start_window_s=1.0)
+    world.pass_s(0.5, {"g0": 0})
+    world.join("g0", fingerprint="after", step=10_000)
+    world.pass_s(1.0, {"g0": 10_000})
+    world.promise("g0", begins=10_000)
+    world.pass_s(0.25, {"g0": 10_000})
+    world.join("g1")
+    assert world.told("g1", m.Heal)[-1].step == 10_002
+    world.pass_s(0.25, {"g0": 10_001})
+    world.pass_s(0.25, {"g0": 10_002})
+    assert world.machine.groups["g0"].pace_s == 0.25
+
+
 def test_of_two_states_of_one_step_the_lowest_slots_is_taken() -> None:
     world = World(groups=2)
     for name in ("g0", "g1"):
