@@ -240,6 +240,7 @@ class Checkers:
         if before is not None and (state.before is None or state.before.bits != before.bits):
             raise Violation("I1", f"{state.name} follows another entry than {before.name}, which is final")
         life.final[state.step] = state
+        self.world.checkpoints.final(state, self._in_epoch.get(state.name.epoch))
         if before is not None:
             self._dealt(life, before, state)
 
@@ -299,6 +300,8 @@ class Checkers:
         """A message has arrived at a lighthouse."""
         if isinstance(message, m.Beat):
             self._waiting[lighthouse.address, stream.process.incarnation] = (lighthouse.now, message.waiting_ms)
+        if isinstance(message, m.Promise):
+            self.world.checkpoints.hears(lighthouse, stream, message)
         self.looks(lighthouse, message)
         if self.world.traces and not isinstance(message, m.Beat):
             self.world.say(f"{stream.process.incarnation} -> {lighthouse.address}: {_brief(message)}")
@@ -308,6 +311,10 @@ class Checkers:
         self.world.say(f"{lighthouse.address} logs {_brief(record)}")
         if isinstance(record, Activated):
             self._in_force(record.membership)
+            if record.membership.base is None and (
+                wrong := self.world.checkpoints.begins(lighthouse, record.membership)
+            ):
+                raise Violation("W11", wrong)
 
     def spoken(self, lighthouse: Lighthouse, message: m.ToManager) -> None:
         """A lighthouse sends a message: it must be on its disk."""

@@ -22,7 +22,9 @@ class Follower(Rank):
         """It stands before its first step."""
         self._donors: list[Rank] = []
         self.world.transfers[self.address] = self
-        self.ask(local.Ready(signature={}, total=self.world.total(0)), self._started, phase="join")
+        step, fingerprint = self.step, str(self.state.bits)
+        ready = local.Ready(signature={}, total=self.world.total(step), fingerprint=fingerprint, step=step)
+        self.ask(ready, self._started, phase="join")
 
     def _started(self, answer: local.Answer) -> None:
         if answer.verdict == "heal":

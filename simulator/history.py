@@ -12,7 +12,7 @@ from typing import Any
 from lightkeeper.simulator.checkers import Violation
 from lightkeeper.simulator.faults import Fault, Faults, draw_plan
 from lightkeeper.simulator.liveness import Liveness
-from lightkeeper.simulator.shape import Shape, draw_shape, draw_spares, draw_speeds
+from lightkeeper.simulator.shape import Shape, draw_checkpoints, draw_shape, draw_spares, draw_speeds
 from lightkeeper.simulator.world import World
 
 LATE_WINDOWS = 3.0  # of the usual time for a job that goes on well
@@ -87,7 +87,8 @@ def plan_history(
     count = (shape or {}).get("groups", drawn.groups)
     spares = draw_spares(random.Random(f"spares {seed}"), count)  # each of its own: the rest is as without it
     speeds = draw_speeds(random.Random(f"speeds {seed}"), drawn.groups)
-    drawn = dataclasses.replace(drawn, **{**spares, **speeds, **(shape or {})})
+    checkpoints = draw_checkpoints(random.Random(f"checkpoints {seed}"), count, drawn.until)
+    drawn = dataclasses.replace(drawn, **{**spares, **speeds, **checkpoints, **(shape or {})})
     count = max(FAULTS_MIN, round(faults * draw.uniform(0.5, 1.5)))
     strike_s = min(window_s, 1.0 + drawn.until * _step_s(drawn) * 1.5)  # beyond that the run is over
     return Plan(seed, drawn, tuple(draw_plan(draw, strike_s, count, drawn.start_window_s > 0, favoured)))

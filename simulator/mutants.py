@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightkeeper.simulator.mutations import MUTANTS as FIRST_MUTANTS
 from lightkeeper.simulator.mutations import UNNOTICED, Mutant
+from lightkeeper.simulator.mutations_of_checkpoints import OF_CHECKPOINTS
 from lightkeeper.simulator.mutations_of_spares import OF_SPARES
 
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
 
 HISTORIES_MAX = 10_000
 RUN_S_MAX = 3600
-EVEN = {"by_speed": False, "slow": (), "spares": 0, "surplus": 0, "last_to_work": 0}  # unless a mutant says otherwise
+EVEN = {  # unless a mutant says otherwise
+    "by_speed": False, "slow": (), "spares": 0, "surplus": 0, "last_to_work": 0, "saves": 0, "resumed": (), "unlike": 0,
+}  # fmt: skip
 FAULTS = 18.0  # of a history on average, half as many again as in others
 
-MUTANTS = (*FIRST_MUTANTS, *OF_SPARES)
+MUTANTS = (*FIRST_MUTANTS, *OF_SPARES, *OF_CHECKPOINTS)
 
 
 @dataclass(frozen=True)

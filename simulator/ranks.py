@@ -12,7 +12,7 @@ from lightkeeper.manager.progress import STANDING
 from lightkeeper.simulator.clock import Process
 from lightkeeper.simulator.collectives import Net
 from lightkeeper.simulator.holder import Holder, Never
-from lightkeeper.simulator.state import BEFORE, START, Part, Reduced, State
+from lightkeeper.simulator.state import BEFORE, Part, Reduced, State
 
 if TYPE_CHECKING:
     from lightkeeper.simulator.groups import GroupProcess
@@ -41,7 +41,8 @@ class Rank(Process):
         super().__init__(group.clock, f"{group.group}/{index}")
         self.group, self.world, self.index = group, group.world, index
         self.phase, self.since = "join", self.clock.now
-        self.step, self.state = 0, START
+        self.state = self.world.checkpoints.of(group.group)
+        self.step = self.state.step + 1
         self.plan: local.Plan | None = None
         self.plans: dict[int, local.Plan] = {}
         self.nets: dict[int, Net] = {}

@@ -42,6 +42,9 @@ class Shape:
         spares: how many of the groups are spares.
         surplus: groups beyond those that the job is configured for; they say so, unless the job is created by word.
         last_to_work: how many of the groups, from the first on, have the role of a spare.
+        saves: every how many steps whoever leads writes a checkpoint, from which its group is started again; 0: never.
+        resumed: with how many steps behind its state each group is started first; empty: none has any.
+        unlike: how many of the groups, from the first on, are started with another state than all others.
     """
 
     groups: int = 3
@@ -71,6 +74,9 @@ class Shape:
     spares: int = 0
     surplus: int = 0
     last_to_work: int = 0
+    saves: int = 0
+    resumed: tuple[int, ...] = ()
+    unlike: int = 0
 
     @property
     def members(self) -> int:
@@ -140,6 +146,20 @@ def draw_spares(random: random.Random, groups: int) -> dict[str, int]:
     surplus = random.choice((0, 0, 0, 0, 1, 2))
     last = random.choice((0, 0, 1, 2))
     return {"spares": min(spares, groups - 1), "surplus": surplus, "last_to_work": last if spares else 0}
+
+
+def draw_checkpoints(random: random.Random, groups: int, until: int) -> dict[str, Any]:
+    """Fields of a shape: in every other history groups load checkpoints, when they are started first or again.
+
+    Args:
+        random: of its own, so that all else stays as it was without checkpoints.
+        groups: how many are configured.
+        until: steps of the run.
+    """
+    first = random.choice((0, 0, 0, random.randint(1, until // 2), random.randint(1, until)))
+    steps = [random.choice((first, first, random.randint(0, first))) for _ in range(groups)]
+    saves, unlike = random.choice((0, 0, 1, 5)), random.choice((0, 0, 0, 1, 2))
+    return {"saves": saves, "resumed": tuple(steps) if first else (), "unlike": min(unlike, groups)}
 
 
 def shape_from(fields: dict[str, object]) -> Shape:

@@ -49,6 +49,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield dataclasses.replace(plan, faults=faults[:start] + faults[start + size :])
         size //= 2
     simpler: dict[str, Any] = {"ranks": 1, "buckets": 1, "lighthouses": 1, "again": 0.0, "late_s": 0.0, "before": False}
+    simpler |= {"saves": 0, "resumed": (), "unlike": 0}
     for field, value in simpler.items():
         if getattr(plan.shape, field) != value:
             yield dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, **{field: value}))

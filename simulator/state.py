@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lightkeeper.lighthouse.names import Entry, Epoch, Term
+from lightkeeper.lighthouse.names import Entry, origin
 
 BEFORE = -1  # the reduce at a step's start, where others have the number of a bucket
-UNNAMED = Entry(Epoch(0, Term(0, "")), -1)
+UNNAMED = origin(0)
 
 
 class Part(NamedTuple):
@@ -55,7 +55,7 @@ class State:
 
     Attributes:
         step: the step applied last, -1 before the first.
-        name: the name of its entry.
+        name: the name of its entry; an `origin` if it was loaded.
     """
 
     step: int

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from lightkeeper.lighthouse.names import Epoch
 from lightkeeper.manager import exits, local
 from lightkeeper.simulator.checkers import Checkers
+from lightkeeper.simulator.checkpoints import Checkpoints
 from lightkeeper.simulator.clock import Clock
 from lightkeeper.simulator.collectives import Net
 from lightkeeper.simulator.groups import GroupProcess, LastWords
@@ -59,6 +60,7 @@ class World:
         self.names = tuple(f"g{i}" for i in range(shape.groups + shape.surplus))
         self.lighthouses = [Lighthouse(self, index) for index in range(shape.lighthouses)]
         self.incarnations = dict.fromkeys(self.names, 0)
+        self.checkpoints = Checkpoints(self)
         self.groups: dict[str, GroupProcess] = {}
         late = self.names[shape.groups - 1]
         for name in self.names:

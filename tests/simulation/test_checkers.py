@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Note
+from lightkeeper.lighthouse.actions import Activated, Note
 from lightkeeper.lighthouse.group import Group
 from lightkeeper.lighthouse.log import JobHistory
-from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term
+from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term, origin
 from lightkeeper.manager import local
 from lightkeeper.manager.actions import Tell, ToRanks
 from lightkeeper.simulator.checkers import Checkers, Violation
@@ -180,6 +180,45 @@ def test_i1_a_job_begins_anew_only_when_no_member_of_the_one_before_lives(bench:
         bench.checkers._in_force(membership(E2, "g0", "g1"))
     process.machine.died = m.Died("rank 0 was killed by SIGKILL", 0, "reduce", 0)
     bench.checkers._in_force(membership(E2, "g0", "g1"))
+
+
+def begins(bench: Bench, *members: str, **held: Entry | None) -> None:
+    """A lighthouse logs a first epoch, after these groups have promised with this newest entry."""
+    for name, last in held.items():
+        bench.world.start_group(name)
+        process = bench.world.groups[name]
+        group = bench.lighthouse.machine.groups[name] = Group(name, process.incarnation, 0.0, connection=1)
+        group.join = m.Join(())
+        stream: Any = SimpleNamespace(process=process)
+        bench.checkers.hears(bench.lighthouse, stream, m.Promise(E2, last=last))
+    bench.checkers.logged(bench.lighthouse, Activated(membership(E2, *members)))
+
+
+@pytest.mark.parametrize(
+    ("g0", "g1", "right"),
+    [
+        (origin(7), None, "g0"),
+        (origin(5), origin(7), "g1"),
+        (Entry(E1, 7), origin(8), "g0"),
+        (Entry(E1, 7), origin(9), "g1"),
+        (Entry(E1, 7), Entry(E1, 6), "g0"),
+    ],
+)
+def test_w11_those_begin_that_are_furthest_on(bench: Bench, g0: Entry, g1: Entry | None, right: str) -> None:
+    for wrong in (("g0", "g1"), ("g1",) if right == "g0" else ("g0",)):
+        with breaks("W11"):
+            begins(Bench(), *wrong, g0=g0, g1=g1)
+    begins(bench, right, g0=g0, g1=g1)
+
+
+def test_w11_who_was_not_asked_may_be_furthest_on(bench: Bench) -> None:
+    """Its join says less than its manager knows."""
+    bench.world.start_group("g1")
+    process = bench.world.groups["g1"]
+    group = bench.lighthouse.machine.groups["g1"] = Group("g1", process.incarnation, 0.0, connection=1)
+    group.join, process.machine.last = m.Join(()), origin(7)
+    with breaks("W11"):
+        begins(bench, "g0", g0=origin(5))
 
 
 def test_i4_members_reduce_on_the_same_bits(bench: Bench) -> None:

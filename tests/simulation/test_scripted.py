@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -53,6 +54,30 @@ def test_without_faults_there_is_one_epoch(ranks: int) -> None:
         world, outcome = run(seed, shape(ranks=ranks))
         assert len(world.checkers.lives) == 1 and world.checkers.newest.epoch.number == 1 and not outcome.adopted
         assert outcome.commits == 12 * 3 * ranks
+
+
+@widths
+def test_groups_that_were_resumed_at_different_steps_end_with_one_state(ranks: int) -> None:
+    for seed in range(4):
+        world, outcome = run(seed, shape(ranks=ranks, until=80, resumed=(5, 7, 7), unlike=1))
+        (life,) = world.checkers.lives
+        assert sorted(life.final) == list(range(6, 80)) and life.final[6].bits == -7, f"seed {seed}"
+        assert world.checkpoints.begun_from == 1 and {g.ranks[0].step for g in world.groups.values()} == {80}
+        assert ranks * 2 * 73 < outcome.commits < ranks * 3 * 73, (
+            "the third follows from the boundary that it healed at"
+        )
+
+
+def test_a_job_that_broke_off_is_begun_anew_from_the_last_checkpoint_that_anybody_has() -> None:
+    """All die at once, twice; each time the one that led has saved every final step."""
+    for seed in range(6):
+        deaths = [Fault("kill_group", at_s, pick=pick) for at_s in (1.2, 4.5) for pick in (0, 1, 1)]
+        world, _ = run(seed, shape(until=80, saves=1, restart_s=(1.0, 1.2)), *deaths)
+        lives = world.checkers.lives
+        assert len(lives) == 3 and world.checkpoints.begun_from == 2, f"seed {seed}"
+        for before, after in pairwise(lives):
+            assert min(after.final) == max(before.final), f"seed {seed}: a final step is done anew, or one is left out"
+            assert after.final[min(after.final)].bits == before.final[max(before.final)].bits, f"seed {seed}"
 
 
 @widths
