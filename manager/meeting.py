@@ -62,7 +62,7 @@ def tell(store: Store, path: Path, ranks: Sequence[int], timeout_s: float) -> No
         waited_s = time.monotonic() - began_s
         if waited_s > timeout_s:
             raise NotMet(
-                f"{_named(missing)} made no lightkeeper.Manager within {timeout_s:.0f} s, as their node's first rank did"
+                f"{_named(missing)} made no lightkeeper.Manager within {timeout_s:.0f} s, as their node's first did"
             )
         if waited_s > say_after_s:
             say_after_s = 2 * waited_s

@@ -8,6 +8,7 @@ import typer
 
 from lightkeeper.cli import group
 from lightkeeper.cli.options import LaunchOptions, check_count
+from lightkeeper.cli.titan import USAGE, command_of
 from lightkeeper.errors import UsageError
 
 
@@ -15,7 +16,9 @@ from lightkeeper.errors import UsageError
 def command(
     script: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- SCRIPT [ARGS]...", help="The training script and its arguments."),
+        typer.Argument(
+            metavar="-- SCRIPT [ARGS]...", help="The training script and its arguments; with --torchtitan, those alone."
+        ),
     ] = None,
     restarts: Annotated[
         int,
@@ -33,6 +36,14 @@ def command(
             help="Keep a process per rank waiting that has imported torch, for a restart. --restarts 0 needs none.",
         ),
     ] = LaunchOptions.warm,
+    torchtitan: Annotated[
+        bool,
+        typer.Option(
+            "--torchtitan",
+            help="Run torchtitan.train on a config of torchtitan's, or of your own, as this group: -- --module llama3 "
+            "--config llama3_8b ARGS.",
+        ),
+    ] = False,
     **given: Any,
 ) -> int:
     """Start one replica group: its manager and its ranks. Ends with the exit code of its ranks.
@@ -44,7 +55,9 @@ def command(
         given["ranks"] = nnodes * (1 if ranks is None else ranks)
     settings = group.settings(**given)
     if not script:
-        raise UsageError("no script: lightkeeper launch --group g0 ... -- train.py ARGS")
+        raise UsageError(f"no script: {USAGE if torchtitan else 'lightkeeper launch --group g0 ... -- train.py ARGS'}")
+    if torchtitan:
+        script = [*command_of(script)]
     check_count(restarts, "--restarts", lowest=0)
     from lightkeeper.manager.launch import run
 

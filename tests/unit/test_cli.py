@@ -20,6 +20,7 @@ from lightkeeper.events import EventLog
 from lightkeeper.events.schema import Committed, GroupLost
 from lightkeeper.manager.settings import Settings
 
+OF_LAUNCH = {"script", "token_file", "restarts", "warm", "torchtitan"}  # options of it that are no settings
 COMMANDS = ["lighthouse", "launch", "manager", "demo", "bench", "events", "status", "fence"]
 
 
@@ -145,6 +146,17 @@ def test_launch_takes_what_is_not_the_managers(
     assert "--restarts must be within 0.." in capsys.readouterr().err
 
 
+def test_launch_runs_torchtitan(handed: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", "--group", "g0", "--ranks", "8", "--torchtitan"]
+    assert run([*words, "--", "--module", "llama3", "--config", "llama3_8b", "--training.steps", "9"]) == 7
+    (options,) = handed
+    ours = ("--module", "lightkeeper.integrations.torchtitan", "--config", "llama3.llama3_8b_ft")
+    assert options.command == ("-m", "torchtitan.train", *ours, "--training.steps", "9")  # type: ignore[attr-defined]
+    assert run(words) == 2 and "--torchtitan -- --module llama3" in one_line(capsys)
+    assert run([*words, "--", "train.py"]) == 2
+    assert "'train.py' is no argument of torchtitan.train" in one_line(capsys)
+
+
 def test_every_setting_is_an_option_of_launch() -> None:
     """No setting that can only be reached by editing code, no option that goes nowhere."""
     from dataclasses import fields
@@ -153,7 +165,7 @@ def test_every_setting_is_an_option_of_launch() -> None:
     from lightkeeper.cli import launch, manager
 
     named = {field.name for field in fields(Settings)} - {"token"} | {"members"}  # which is groups less spares
-    assert set(signature(launch.command).parameters) - {"script", "token_file", "restarts", "warm"} == named
+    assert set(signature(launch.command).parameters) - OF_LAUNCH == named
     assert set(signature(manager.command).parameters) - {"token_file"} == named
 
 
