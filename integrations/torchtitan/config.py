@@ -13,6 +13,7 @@ from torchtitan.trainer import Trainer
 from lightkeeper.errors import UsageError
 from lightkeeper.manager.settings import PREFIX, Settings, read_settings, read_token
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
+from lightkeeper.manager.usererrors import tell_in_one_line
 
 ENABLE_VARIABLE = PREFIX + "ENABLE"
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
@@ -109,7 +110,13 @@ class FaultTolerance:
             _check_launched(read_settings(environment), given)
         if self.token_file is not None:
             given["token"] = read_token(self.token_file)
-        return read_settings(environment, **given)
+        settings = read_settings(environment, **given)
+        if not settings.token:
+            raise UsageError(
+                "no job token: give --fault_tolerance.token_file, or set LIGHTKEEPER_TOKEN_FILE or LIGHTKEEPER_TOKEN, "
+                "the same for lighthouse and groups"
+            )
+        return settings
 
 
 def _check_launched(launched: Settings, given: Mapping[str, Any]) -> None:
@@ -132,10 +139,11 @@ def fault_tolerant(config: Trainer.Config) -> Any:
         A `FaultTolerantTrainer.Config`.
 
     Raises:
-        UsageError: it builds a trainer with steps of its own.
+        UsageError: it builds a trainer with steps of its own, or has options of its own.
     """
     from lightkeeper.integrations.torchtitan.trainer import FaultTolerantTrainer
 
+    tell_in_one_line()
     if isinstance(config, FaultTolerantTrainer.Config):
         return config
     owner = getattr(config, "_owner", None)
@@ -144,4 +152,10 @@ def fault_tolerant(config: Trainer.Config) -> Any:
             f"a config of {getattr(owner, '__name__', type(config).__name__)} cannot be made fault tolerant: its "
             "steps are its own, and only those of torchtitan's Trainer are known"
         )
-    return FaultTolerantTrainer.Config(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
+    given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    if strange := given.keys() - {f.name for f in dataclasses.fields(FaultTolerantTrainer.Config)}:
+        raise UsageError(
+            f"a {type(config).__name__} has {', '.join(sorted(strange))}, which torchtitan's Trainer does not read: "
+            "leave it out of the config that is to be fault tolerant"
+        )
+    return FaultTolerantTrainer.Config(**given)

@@ -8,10 +8,10 @@ torchtitan does for ``--module``: ``llama3`` is one that it ships, and of a pack
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, cast
 
 from torchtitan.experiments import _supported_experiments
 from torchtitan.models import _supported_models
@@ -24,12 +24,26 @@ SUFFIX = "_ft"
 
 
 def __getattr__(name: str) -> Callable[[], Any]:
-    if not name.endswith(SUFFIX) or name.startswith("_"):
-        raise AttributeError(f"no config {name!r}: those of this module end in {SUFFIX}")
+    if name.startswith("_"):
+        raise AttributeError(name)
     tell_in_one_line()
+    if not name.endswith(SUFFIX):
+        if name in _shipped():
+            raise UsageError(f"the configs of this module end in {SUFFIX}: give --config {name}{SUFFIX}")
+        raise AttributeError(f"no config {name!r}: those of this module end in {SUFFIX}")
     module, _, function = name.removesuffix(SUFFIX).rpartition(".")
-    make = _named(_module(module), function) if module else _shipped(function)
+    make = _of_module(module, function) if module else _of_torchtitan(function)
     return lambda: fault_tolerant(make())
+
+
+def _of_module(path: str, function: str) -> Callable[[], Any]:
+    """The config function of that name of any module."""
+    module = _module(path)
+    make = getattr(module, function, None)
+    if not callable(make):
+        near = _near(function, _functions(module), f"{path}.")
+        raise UsageError(f"{module.__name__} has no config function {function!r}{near}")
+    return cast(Callable[[], Any], make)
 
 
 def _module(name: str) -> ModuleType:
@@ -51,23 +65,29 @@ def _module(name: str) -> ModuleType:
     raise UsageError(f"there is no module {name} with configs: tried {', '.join(tried)}")
 
 
-def _named(module: ModuleType, function: str) -> Callable[[], Any]:
-    make = getattr(module, function, None)
-    if not callable(make):
-        raise UsageError(f"{module.__name__} has no config function {function}")
-    return make
-
-
-def _shipped(function: str) -> Callable[[], Any]:
+def _of_torchtitan(function: str) -> Callable[[], Any]:
     """The config function of that name of any model that torchtitan ships."""
-    names: set[str] = set()
-    for module in _registries():
-        if callable(make := getattr(module, function, None)) and function.islower():
-            return make
-        names.update(name for name in vars(module) if name[0].islower() and callable(getattr(module, name)))
-    near = difflib.get_close_matches(function, sorted(names), 3)
-    hint = f"; near are {', '.join(one + SUFFIX for one in near)}" if near else ""
-    raise UsageError(f"torchtitan ships no config {function!r}, so there is no {function}{SUFFIX}{hint}")
+    shipped = _shipped()
+    if function in shipped:
+        return shipped[function]
+    raise UsageError(
+        f"torchtitan ships no config {function!r}, so there is no {function}{SUFFIX}{_near(function, shipped)}"
+    )
+
+
+def _near(function: str, known: Iterable[str], before: str = "") -> str:
+    near = difflib.get_close_matches(function, sorted(known), 3)
+    return f"; near are {', '.join(f'{before}{one}{SUFFIX}' for one in near)}" if near else ""
+
+
+def _shipped() -> dict[str, Callable[[], Any]]:
+    return {name: make for module in _registries() for name, make in _functions(module).items()}
+
+
+def _functions(module: ModuleType) -> dict[str, Callable[[], Any]]:
+    """The functions that a module defines itself: of what it imports none is a config."""
+    here = ((name, one) for name, one in vars(module).items() if isinstance(one, FunctionType) and name[0] != "_")
+    return {name: one for name, one in here if one.__module__ == module.__name__}
 
 
 def _registries() -> Iterator[ModuleType]:

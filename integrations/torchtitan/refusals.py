@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import metadata, util
 from typing import Any
 
 from lightkeeper.errors import UsageError
 
 VERSION = ("0", "3")  # the only one whose trainer is known; pyproject.toml says the same
+SPMD_TYPES = (2, 14)  # the torch whose FSDP knows torchtitan's typed meshes; on an older one it fails deep inside
 INSTALL = "pip install 'lightkeeper[torchtitan]'"
 
 
@@ -35,24 +37,41 @@ def refuse_other_versions() -> None:
     raise UsageError(f"torchtitan is not installed: {INSTALL}")
 
 
-def refuse_unsupported(config: Any) -> None:
+def refuse_unsupported(config: Any, ranks: int = 1) -> None:
     """Looks through a config of ours.
+
+    Args:
+        config: with all flags in it.
+        ranks: of this group.
 
     Raises:
         UsageError: for the first option that is not supported.
     """
+    for problem in _problems(config, ranks):
+        raise UsageError(problem)
+
+
+def _problems(config: Any, ranks: int) -> Iterator[str]:
     parallelism, comm = config.parallelism, config.comm
-    for told, given in (
-        ("parallelism.pipeline_parallel_degree", parallelism.pipeline_parallel_degree),
-        ("parallelism.context_parallel_degree", parallelism.context_parallel_degree),
-        ("parallelism.expert_parallel_degree", parallelism.expert_parallel_degree),
-    ):
-        if given > 1:
-            raise UsageError(
-                f"{told} is {given}: a fault tolerant group supports data_parallel_replicate_degree, "
-                "data_parallel_shard_degree and tensor_parallel_degree; set it to 1"
+    for what in ("pipeline", "context", "expert"):
+        degree = getattr(parallelism, f"{what}_parallel_degree")
+        if degree > 1:
+            yield (
+                f"parallelism.{what}_parallel_degree is {degree}: a fault tolerant group supports "
+                "data_parallel_replicate_degree, data_parallel_shard_degree and tensor_parallel_degree; set it to 1"
             )
+    if parallelism.spmd_backend == "spmd_types" and ranks > 1 and _torch() < SPMD_TYPES:
+        yield (
+            f"parallelism.spmd_backend spmd_types needs torch {'.'.join(map(str, SPMD_TYPES))} where a group has "
+            f"several ranks, and this is {metadata.version('torch')}: give --parallelism.spmd_backend partial_dtensor"
+        )
     if comm.mode != "default":
-        raise UsageError(f"comm.mode is {comm.mode!r}: fault tolerance needs real collectives, comm.mode default")
+        yield f"comm.mode is {comm.mode!r}: fault tolerance needs real collectives, comm.mode default"
     if config.training.enable_cpu_offload:
-        raise UsageError("training.enable_cpu_offload is not supported with fault tolerance: leave it off")
+        yield "training.enable_cpu_offload is not supported with fault tolerance: leave it off"
+    if "DistMuon" in (group.optimizer_name for group in config.optimizer.param_groups):
+        yield "optimizer DistMuon is not supported with fault tolerance: it lays its parameters out anew; give AdamW"
+
+
+def _torch() -> tuple[int, ...]:
+    return tuple(int(number) for number in metadata.version("torch").split("+")[0].split(".")[:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -61,8 +62,8 @@ class FaultTolerantTrainer(Trainer):
         if not config.fault_tolerance.enable or config.checkpoint.create_seed_checkpoint:
             super().__init__(config)
             return
-        refuse_unsupported(config)
         self._settings = config.fault_tolerance.settings()
+        refuse_unsupported(config, ranks=int(os.environ.get("WORLD_SIZE", "1")))
         self._standing, self.started = Standing(self, self._settings.group), Started()
         super().__init__(_prepared(config, self._standing))
         self._lead(config)

@@ -66,7 +66,11 @@ def test_a_config_is_made_fault_tolerant(words: str, flavor: str) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--module llama3 --config llama9", "torchtitan.models.llama3.config_registry has no config function llama9"),
+        (
+            "--module llama3 --config llama9",
+            "torchtitan.models.llama3.config_registry has no config function 'llama9'; near are llama3.llama3_8b_ft, "
+            "llama3.llama3_70b_ft",
+        ),
         (
             "--module titan_missing --config tiny",
             "there is no module titan_missing with configs: tried titan_missing.config_registry, titan_missing",
