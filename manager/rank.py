@@ -125,6 +125,7 @@ class Rank:
         self._outcome: Outcome | None = None
         self._reduced_as: Entry | None = None
         self._left = False
+        self._cancels = False  # the run ends before the step at hand, which others may not know yet
         self._follows = False
         self._applies = False
         self._copy_at_end = False
@@ -254,7 +255,7 @@ class Rank:
             GroupFailed: here, or in another rank; or another rank knows a newer epoch.
         """
         assert self._plan is not None and self._within is not None and self._reducer is not None
-        if self.page.step == self._until:
+        if self.page.step == self._until and not self._cancels:
             do()  # the run is being closed: nothing is computed any more
             return
         failure: GroupFailed | None = None
@@ -290,7 +291,7 @@ class Rank:
         """Reduces the before extras of the step at hand, once in every epoch that does it."""
         assert self._plan is not None
         index, epoch, phase = self.page.step, self._plan.epoch, self.page.phase
-        total = self._total(index)
+        total = self._planned(index) if self._cancels else self._total(index)
         if not total or not self._before.due(index, epoch):
             return
         assert self._group is not None and self._reducer is not None
@@ -328,6 +329,23 @@ class Rank:
         self._suspects = None
         self._reducer.attach(self._group)
         self._epochs.retire(epoch, self.settings.form_timeout_s)
+
+    def _close_epoch(self, digest: str) -> None:
+        """The closing reduce; it also shows whether all members hold the same parameters and optimizer state.
+
+        If they do not, it says so and evicts nobody: the loop is not reproducible bit by bit here, or changes state
+        differently in some group.
+
+        Raises:
+            GroupFailed: as any reduce.
+        """
+        assert self._group is not None
+        parts = torch.tensor([int(digest[i : i + 4], 16) for i in range(0, len(digest), 4)], dtype=torch.float64)
+        sums = torch.cat([parts, parts * parts]).to(self._parameters[0][1].device)
+        self._group.all_reduce(sums).wait(self.settings.reduce_timeout_s)
+        total, squares = sums.cpu().chunk(2)  # exact: the parts have 16 bits; only equal ones make these two equal
+        if not torch.equal(total * total, squares * self._group.size):
+            self._record.diverged(self.page.step, digest)
 
     # ------------------------------------------------------------ who reads data ahead
 
@@ -377,6 +395,9 @@ class Rank:
     def _total(self, index: int) -> int:
         if self._until is not None and index >= self._until:
             return 0
+        return self._planned(index)
+
+    def _planned(self, index: int) -> int:
         total = self._microbatches(index) if callable(self._microbatches) else self._microbatches
         if total < 1:
             raise UsageError(f"microbatches of step {index}: {total}; a step has at least one")

@@ -63,6 +63,11 @@ class Step:
         self.commit()
 
     @property
+    def entered(self) -> bool:
+        """Whether a microbatch was begun here."""
+        return self._entered
+
+    @property
     def voted(self) -> bool:
         """Whether the group has committed, so that nothing is left to compute."""
         return self._voted

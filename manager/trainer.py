@@ -205,6 +205,29 @@ class Manager(Follower):
             self._close()
             return
         self._until = index
+        self._close_run(index)
+
+    def cancel(self) -> None:
+        """Ends the run before the step at hand, of which nothing is computed or applied; `steps` gives no further one.
+
+        All groups must come to it alike, by what a *before* extra says: that their data has ended, say.
+
+        Raises:
+            LoopError: if there is no such step: it is none of this epoch's members', or was begun.
+            JobStopped: if it cannot be shown that the last step is final.
+        """
+        step = self._step
+        if step is None or not step.live or step.entered or step.voted:
+            raise LoopError(
+                "cancel() is for a live step, before its first microbatch: what cancels it must be known to all groups "
+                "by then, by an extra that was declared with `before`"
+            )
+        self._step, self._until, self._cancels = None, step.index, True
+        self._close_run(step.index)
+
+    def _close_run(self, index: int) -> None:
+        """An empty reduce with all members."""
+        assert self._reducer is not None
         self._reducer.begin(index, 0)
         digest = fingerprint(nn.ParameterList(p for _, p in self._parameters), self.optimizer)
         while True:
@@ -362,23 +385,6 @@ class Manager(Follower):
         return self._outcome.reduced
 
     # ------------------------------------------------------------ the start and the end
-
-    def _close_epoch(self, digest: str) -> None:
-        """The closing reduce; it also shows whether all members hold the same parameters and optimizer state.
-
-        If they do not, it says so and evicts nobody: the loop is not reproducible bit by bit here, or changes state
-        differently in some group.
-
-        Raises:
-            GroupFailed: as any reduce.
-        """
-        assert self._group is not None
-        parts = torch.tensor([int(digest[i : i + 4], 16) for i in range(0, len(digest), 4)], dtype=torch.float64)
-        sums = torch.cat([parts, parts * parts]).to(self._parameters[0][1].device)
-        self._group.all_reduce(sums).wait(self.settings.reduce_timeout_s)
-        total, squares = sums.cpu().chunk(2)  # exact: the parts have 16 bits; only equal ones make these two equal
-        if not torch.equal(total * total, squares * self._group.size):
-            self._record.diverged(self.page.step, digest)
 
     def _start(self) -> None:
         """Joins the job: waits until the first epoch is activated."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from loops import Trace, make, per_step
 from misbehaviour import Behaviour
 from torch import nn
+from training import fail_after_before
 
 import lightkeeper
 from lightkeeper.data import DealtSampler, ShareLoader, StreamLoader
@@ -26,6 +27,8 @@ DEFAULTS: dict[str, Any] = {
     "leave": "",
     "state_bytes": 0,
     "trace_ready": False,
+    "ends": 0,
+    "fail_after_before": [],
 }
 
 
@@ -92,13 +95,16 @@ def share(o: dict[str, Any]) -> None:
 
 
 class Source:
-    """The stream of a slot: item n is (n, eight values that depend on slot and n); it has a state."""
+    """The stream of a slot: item n is (n, eight values that depend on slot and n); it has a state.
 
-    def __init__(self, slot: int) -> None:
-        self.slot, self.n = slot, 0
+    It is endless, or ends after `ends` items and as many as the slot's number.
+    """
+
+    def __init__(self, slot: int, ends: int = 0) -> None:
+        self.slot, self.n, self.ends = slot, 0, ends + slot if ends else 1 << 60
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        while True:
+        while self.n < self.ends:
             self.n += 1
             yield self.n - 1, torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * self.slot + self.n - 1))
 
@@ -116,11 +122,19 @@ def stream(o: dict[str, Any]) -> None:
     model, optimizer = make(o)
     manager = lightkeeper.Manager(model, optimizer, seed=o["seed"], extras={"loss": ()})
     most = o["microbatches"] if isinstance(o["microbatches"], int) else max(o["microbatches"])
-    loader = StreamLoader(manager, Source, most, state_bytes=o["state_bytes"])
+    loader = StreamLoader(manager, lambda slot: Source(slot, o["ends"]), most, state_bytes=o["state_bytes"])
+    if o["ends"]:
+        manager.extra("ended", dtype=torch.int64, before=lambda step, k: 0 if loader.has(step, k) else 1)
+    if o["fail_after_before"]:
+        fail_after_before(manager, trace, o["ends"], o["fail_after_before"][0], "cancels")
     behaviour = Behaviour(o["behave"], manager, optimizer, trace)
     for step in manager.steps(until=o["steps"], microbatches=per_step(o["microbatches"])):
         behaviour.step_begins(step, model)
         ask_leave(o, manager)
+        if o["ends"] and int(step.before["ended"]):
+            trace("cancels", step.index, int(step.before["ended"]))
+            manager.cancel()
+            continue
         optimizer.zero_grad()
         for k, (n, x) in loader.over(step):
             trace("forward", step.index, k)

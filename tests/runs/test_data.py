@@ -212,6 +212,33 @@ def test_streams_with_states_over_joins_leaves_and_a_ramp(job: Job) -> None:
     assert re.search(r"[1-9]\d* states loaded", facts.said["g1"]) and "would spare" not in facts.said["g1"]
 
 
+ENDS = 12
+
+
+def test_data_that_ends_cancels_the_same_step_in_all_groups(job: Job) -> None:
+    """One of six streams has no item for step 12, which g1 and g2 know when g0 fails in the reduce that says so."""
+    only = {"g0": {"fail_after_before": [1]}}
+    job.start_all(3, only=only, loop="stream", microbatches=6, steps=40, ends=ENDS)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": 0, "g2": 0} and not facts.lost
+    assert [trace.all("cancels") for trace in facts.traces.values()] == [[[ENDS, 1]]] * 3
+    assert facts.traces["g0"].all("failed-after-before") == [[ENDS]]
+    check_items(facts, ENDS, 6)
+    assert {e.step for e in facts.all(schema.Finished)} == {ENDS}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["before", "closing"])
+def test_a_group_that_dies_where_the_data_ends_is_blamed_and_the_run_ends_well(job: Job, phase: str) -> None:
+    job.start_all(3, f"kill:g2:{phase}:{ENDS}", loop="stream", microbatches=6, steps=40, ends=ENDS)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": 0, "g2": -9} and facts.lost.keys() == {"g2"}
+    facts.fault("kill", phase, "g2", ENDS)
+    cancels = {name: trace.all("cancels") for name, trace in facts.traces.items()}
+    assert cancels["g0"] == cancels["g1"] == [[ENDS, 1]] and cancels["g2"] == ([] if phase == "before" else [[ENDS, 1]])
+    check_items(facts, ENDS, 6)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("loop", ["share", "stream"])

@@ -229,8 +229,10 @@ def plain_training(o: dict[str, Any]) -> None:
     trace.done(t.model, t.optimizer)
 
 
-def fail_after_before(manager: Any, trace: Trace, step: int, other: int) -> None:
-    """The reduce at the start of `step` completes everywhere but here; the group `other` computes by then."""
+def fail_after_before(manager: Any, trace: Trace, step: int, other: int, does: str = "forward") -> None:
+    """The reduce at the start of `step` completes everywhere but here; the group `other` computes by then (or `does`
+    what its trace says).
+    """
     real = manager._before.reduce
     failed: list[int] = []
 
@@ -241,8 +243,8 @@ def fail_after_before(manager: Any, trace: Trace, step: int, other: int) -> None
         failed.append(step)
         rank = f".{manager.rank}" if manager.place.count > 1 else ""
         path, until = Path(trace.path).parent / f"trace-g{other}{rank}", time.monotonic() + 10
-        while not any(json.loads(line)[0::2][:2] == ["forward", step] for line in path.read_text().splitlines()):
-            assert time.monotonic() < until, "the other group does not compute the step"
+        while not any(json.loads(line)[0::2][:2] == [does, step] for line in path.read_text().splitlines()):
+            assert time.monotonic() < until, f"no {does} in the other group"
             time.sleep(0.005)
         manager._before._across = manager._before._value = None
         manager._before._epoch = -1
