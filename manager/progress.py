@@ -86,14 +86,14 @@ class ProgressPage:
                 f"cannot write in {path.parent}: {error.strerror or error}; make room there, or set TMPDIR to another "
                 "folder"
             ) from error
-        self.phase, self.step = "start", 0
+        self.phase, self.step, self.microbatches = "start", 0, 0
         self.microbatch_us = 0  # shown from the next phase on
         self.enter("start", 0)
 
     def enter(self, phase: str, step: int, microbatches: int = 0) -> None:
         """The training thread is in this phase from now on."""
         now = time.monotonic_ns()
-        self.phase, self.step = phase, step
+        self.phase, self.step, self.microbatches = phase, step, microbatches
         self._page[:SIZE] = _LAYOUT.pack(PHASES.index(phase), step, now, now, microbatches, self.microbatch_us)
 
     def beat(self) -> None:

@@ -249,7 +249,8 @@ class Manager(Follower):
     def expect(self, what: str) -> Iterator[None]:
         """``with manager.expect("evaluation"):`` says that what the training thread does there is no part of a step.
 
-        `lightkeeper status` shows it as the rank's phase. Not in the inner loop over microbatches.
+        `lightkeeper status` shows it as the group's phase, and so does the event of a group that is lost there. A step
+        that begins or ends inside shows itself again.
 
         Args:
             what: "checkpoint", "compile", "evaluation" or "profile".
@@ -259,12 +260,14 @@ class Manager(Follower):
         """
         if what not in EXPECTED:
             raise UsageError(f"expect({what!r}): give {', '.join(map(repr, EXPECTED[:-1]))} or {EXPECTED[-1]!r}")
-        phase, step = self.page.phase, self.page.step
-        self._enter(what, step)
+        page = self.page
+        before = page.phase, page.step, page.microbatches
+        self._enter(what, page.step)
         try:
             yield
         finally:
-            self.page.enter(phase, step)
+            if (page.phase, page.step) == (what, before[1]):  # else a step went on meanwhile: what it does now counts
+                page.enter(*before)
 
     def leave(self, reason: str) -> None:
         """Asks for this group to leave at a step boundary; `steps` ends then, and the others go on.

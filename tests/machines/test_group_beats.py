@@ -37,6 +37,14 @@ def test_it_beats_at_its_interval() -> None:
     assert len(beats) == 3
 
 
+def test_what_it_does_beside_its_steps_is_said_as_any_phase() -> None:
+    world = GroupWorld()
+    world.start()
+    assert {
+        beat.phase for beat in [*look(world, "evaluation"), *look(world, "evaluation"), *look(world, "evaluation")]
+    } == {"evaluation"}
+
+
 def test_that_it_stands_is_said_at_once_and_once_a_step() -> None:
     world = large()
     assert not look(world, "reduce", 0.1)
