@@ -63,7 +63,6 @@ class AbortableGloo(torchft.process_group.ProcessGroupGloo):
         options._threads = self._threads
         options._timeout = self._timeout
         backend = ProcessGroupGloo(store, rank, world_size, options)
-        backend._set_sequence_number_for_group()
         backend.set_timeout(timedelta(seconds=_NEVER_S))
         group = dist.ProcessGroup(store, rank, world_size)
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
