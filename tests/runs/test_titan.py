@@ -93,7 +93,10 @@ def test_one_group_has_the_bits_of_torchtitan_alone(job: Job, tmp_path: Path) ->
     assert losses(facts.said["g0"]) == [(step, line["loss"]) for step, line in alone.items()]
 
 
-@pytest.mark.parametrize(("ranks", "fault"), [(1, "kill:g1:reduce:9"), (2, "kill:g1/1:compute:9")])
+@pytest.mark.parametrize(
+    ("ranks", "fault"),
+    [(1, "kill:g1:reduce:9"), pytest.param(2, "kill:g1/1:compute:9", marks=pytest.mark.long)],
+)
 def test_a_killed_group_comes_back_and_the_run_is_the_same(job: Job, tmp_path: Path, ranks: int, fault: str) -> None:
     steps, compared = 200, 80
     start(job, 2, ranks, steps, fault, restarts=2)
