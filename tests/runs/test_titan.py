@@ -44,7 +44,9 @@ def start(
         job.start_command(f"g{i}", words, fault, env={"LIGHTKEEPER_RESTARTS": str(restarts)})
 
 
-def plain(folder: Path, ranks: int, steps: int, *more: str, stop: int = 0) -> dict[int, dict[str, Any]]:
+def plain(
+    folder: Path, ranks: int, steps: int, *more: str, stop: int = 0, within_s: float = START_S
+) -> dict[int, dict[str, Any]]:
     """torchtitan alone on so many ranks; what rank 0 wrote after each step, and its losses."""
     folder.mkdir(exist_ok=True)
     options = json.dumps({"trace": str(folder / "plain"), "plain": True, "stop": stop})
@@ -58,7 +60,7 @@ def plain(folder: Path, ranks: int, steps: int, *more: str, stop: int = 0) -> di
         with (folder / f"plain-{rank}.out").open("wb") as output:
             children.append(subprocess.Popen(words, env=own, stdout=output, stderr=subprocess.STDOUT))
     try:
-        codes = [child.wait(timeout=START_S) for child in children]
+        codes = [child.wait(timeout=within_s) for child in children]
     finally:
         for child in children:
             child.kill()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ from test_titan import pytestmark as needed
 from lightkeeper.events import schema
 from lightkeeper.manager import exits
 
-pytestmark = [*(mark for mark in needed if mark.name != "timeout"), pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [*(mark for mark in needed if mark.name != "timeout"), pytest.mark.long, pytest.mark.timeout(2400)]
 
 STEPS, AT, COMPARED = 120, 9, 30
 Killed = Callable[[Job], None]
@@ -35,7 +37,7 @@ def hsdp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], dict[
                 "--parallelism.data_parallel_shard_degree", str(ranks),
             ]  # fmt: skip
             folder = tmp_path_factory.mktemp("hsdp")
-            lines = plain(folder, groups * ranks, STEPS, *shape, stop=COMPARED)
+            lines = plain(folder, groups * ranks, STEPS, *shape, stop=COMPARED, within_s=1200)
             known[groups, ranks] = {step: line["loss"] for step, line in lines.items()}
         return known[groups, ranks]
 
@@ -54,6 +56,20 @@ def again(job: Job, group: str, faults: str = "") -> None:
     assert job.launchers[group].returncode == -signal.SIGKILL
     job.output(group).rename(job.folder / f"{group}-first.out")
     job.start_command(group, arguments(job, group, STEPS), faults, env={"LIGHTKEEPER_RESTARTS": "0"})
+
+
+def torchrun(job: Job, group: str, ranks: int) -> None:
+    """Starts a group by torchrun alone, with nothing of ours around it."""
+    words = ["--local-addr", "127.0.0.1", "--standalone", "--nproc-per-node", str(ranks)]
+    more = {"LIGHTKEEPER_ENABLE": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    with job.output(group).open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *words, *arguments(job, group, STEPS)],
+            stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+            env=job._group_environment(group, "", None, more),
+        )  # fmt: skip
+    job.launchers[group] = child
+    job.started.add(child.pid)
 
 
 def reached(job: Job, group: str = "g0", step: int = AT) -> None:
@@ -136,6 +152,29 @@ def test_the_launcher_alone_is_killed(job: Job, hsdp: Any) -> None:
     job.wait_for(schema.Rejoined, HEAL_S, group="g1")
     job.hurry()
     check(job.finish(within_s=HEAL_S), job, (2, 1), {"g1"}, hsdp(2, 1))
+
+
+def test_the_torchrun_of_a_group_is_killed(job: Job, hsdp: Any) -> None:
+    """The agent alone: its ranks do not go on as orphans, and the same line starts the group again."""
+    job.settings.update(groups=2, outage_budget_s=60, bucket_mb=1)
+    job.start_lighthouse()
+    for group in ("g0", "g1"):
+        torchrun(job, group, 2)
+    reached(job)
+    agent = job.launchers["g1"]
+    ranks = psutil.Process(agent.pid).children()
+    assert len(ranks) >= 2
+    agent.kill()
+    lost = job.wait_for(schema.GroupLost, 30, group="g1")
+    assert f"torchrun (pid {agent.pid}) was killed by SIGKILL" in lost.cause and lost.detected_by == "manager"
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert not alive, "they outlive their torchrun"
+    assert agent.wait() == -signal.SIGKILL
+    job.output("g1").rename(job.folder / "g1-first.out")
+    torchrun(job, "g1", 2)
+    job.wait_for(schema.Rejoined, HEAL_S, group="g1")
+    job.hurry()
+    check(job.finish(within_s=HEAL_S), job, (2, 2), {"g1"}, hsdp(2, 2))
 
 
 def test_two_groups_one_after_the_other(job: Job, hsdp: Any) -> None:
