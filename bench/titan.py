@@ -213,8 +213,12 @@ def _kill() -> dict[str, Any]:
             time.sleep(RESTART_AFTER_S)
             job.start_group(VICTIM, _command(folder, 1, ENDLESS), ALONE)
             back = _until(lambda: seen(Rejoined, lambda e: e.group == VICTIM and e.mono_ns > killed_ns), job)
-            for group in GROUPS:
-                _until(lambda g=group: seen(Committed, lambda e: e.group == g and e.step >= back.step + AFTER), job)
+            last = back.step + AFTER
+
+            def past(group: str) -> bool:
+                return seen(Committed, lambda e: e.group == group and e.step >= last) is not None
+
+            _until(lambda: all(map(past, GROUPS)) or None, job)
             return figures(read_run(folder).events, killed_ns)
 
 
