@@ -27,6 +27,7 @@ NODES_MAX = 10_000
 OTHER_VARIABLES = frozenset(
     [
         *("MEMBERS", "TOKEN_FILE", "RESTARTS", "WARM"),  # options that are no fields
+        "ENABLE",  # an integration's
         *("SOCKET", "PARENT", "LAUNCHER"),  # from one of our processes to another
         *("FAULT", "REDUCTION"),  # for tests of a job
         *("SEED", "HISTORIES", "REWRITE", "PROTOC_PYTHON"),  # for this project's own tests
