@@ -326,7 +326,7 @@ UNNOTICED: tuple[Mutant, ...] = (
     Mutant(
         "joiners of two histories begin one job",
         "lighthouse/changes",
-        "candidates = of_one_history(candidates, promises)",
+        "candidates = of_one_history(candidates, promises, joined)",
         "pass",
     ),
     Mutant(
