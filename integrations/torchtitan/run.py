@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import utils as dist_utils
 
 import lightkeeper
+from lightkeeper.integrations.torchtitan.experts import LOADS, ExpertLoads
 from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.step import Step
 
@@ -92,6 +93,7 @@ class Run:
     Attributes:
         manager: its `lightkeeper.Manager`.
         progress: what is committed.
+        experts: what their biases are moved by.
         step: the step at hand; None before the first.
     """
 
@@ -117,6 +119,9 @@ class Run:
         manager.extra(PARTS, (microbatches, self.places))
         manager.extra(SEEN, dtype=torch.int64)
         manager.extra(CLOCK, dtype=torch.int64, agreed=True)
+        self.experts = ExpertLoads(parts, dims)
+        if self.experts.numel:
+            manager.extra(LOADS, (self.experts.numel,), torch.int64)
         manager.register("lr-schedulers", trainer.lr_schedulers)
         manager.register("progress", self.progress)
         manager.register("started", trainer.started)
@@ -136,6 +141,7 @@ class Run:
             return False  # `step` stays the last one: who led in it has the run's end to see to
         self.step = step
         step.agree(CLOCK, int(time.time()))
+        self.experts.clear()
         return True
 
     def valid_tokens(self, device: torch.device) -> torch.Tensor:
@@ -155,6 +161,7 @@ class Run:
         assert self.step is not None
         step = self.step
         step.contribute(SEEN, labels.numel())
+        self.experts.computed(step)
         if not self._trainer.metrics_processor.should_log(self._trainer.step):
             return  # else the device would have to be waited for
         loss = _plain(loss).detach()

@@ -134,6 +134,7 @@ class FaultTolerantTrainer(Trainer):
             self._microbatch(k)
         grad_norm = run.clip(self.config.training.max_norm)
         self.checkpointer.maybe_wait_for_staging()
+        run.experts.committed(step)
         self.optimizers.step()
         self.lr_schedulers.step()
         run.applied()

@@ -166,6 +166,9 @@ class Job:
             name += "-again"
         options = {"trace": str(self.folder / f"trace-{name}"), **options}
         environment = self._group_environment(group, fault, settings, env)
+        return self._fork(name, options, environment)
+
+    def _fork(self, name: str, options: dict[str, Any], environment: dict[str, str]) -> BaseProcess:
         child = _processes.Process(target=_trainer, args=(options, environment, str(self.output(name))), name=name)
         child.start()
         self.trainers[name] = child
@@ -209,12 +212,7 @@ class Job:
         for rank in range(ranks):
             options = {"loop": "sharded", **options, "trace": str(self.folder / f"trace-{name}.{rank}")}
             own = {**environment, **meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            where = str(self.output(f"{name}.{rank}"))
-            child = _processes.Process(target=_trainer, args=(options, own, where), name=f"{name}.{rank}")
-            child.start()
-            self.trainers[f"{name}.{rank}"] = child
-            assert child.pid is not None
-            self.started.add(child.pid)
+            self._fork(f"{name}.{rank}", options, own)
         return manager
 
     def start_all(
