@@ -328,6 +328,7 @@ UNNOTICED: tuple[Mutant, ...] = (
         "lighthouse/changes",
         "candidates = of_one_history(candidates, promises, joined)",
         "pass",
+        seed=136,
     ),
     Mutant(
         "a reign not given up to a higher term",
