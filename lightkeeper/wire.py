@@ -35,7 +35,7 @@ PONG_S_MAX = 3.0
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 3_000),  # how long one attempt may take, whatever its name says
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.keepalive_time_ms", round(1000 * PING_S)),
     ("grpc.keepalive_timeout_ms", round(1000 * PONG_S_MAX)),
