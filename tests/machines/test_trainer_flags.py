@@ -30,7 +30,7 @@ def test_a_recovery_voids_the_ready_flag_given_before_it() -> None:
     manager._reducer = manager._epochs = manager._record = manager._injector = Anything()
     manager.page = SimpleNamespace(step=5, phase="compute", enter=lambda *args: None)
     manager._ready, manager._step = 2, None
-    manager._until, manager._microbatches = None, 1
+    manager._until, manager._microbatches, manager._cancels = None, 1, False
     manager._within, manager._before = Within(), BeforeExtras(ExtrasLayout())
     plan = local.Plan(epoch=3, term=1, lighthouse="lh", members=("g0",), slot=0, step=5, share=(0,), total=1)
     manager._recover(local.Answer(verdict="recover", epoch=3, step=5, plan=plan))
