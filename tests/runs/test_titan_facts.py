@@ -17,10 +17,11 @@ from lightkeeper.events import schema
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
 ]
 
 STEPS, AT = 8, 3
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_titan.py"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def one_dies(job: TitanJob, ranks: int, variant: str, **options: Any) -> Facts:
     return facts
 
 
-def one_returns(job: TitanJob, ranks: int, variant: str, steps: int = 30, **options: Any) -> Facts:
+def one_returns(job: TitanJob, ranks: int, variant: str, steps: int = 16, **options: Any) -> Facts:
     """As `one_dies`, and the group comes back: it is given a copy, and entries that it applies."""
     fault = f"kill:g1/{ranks - 1}:compute:{AT}"
     hurry = {"delay": 1.0, "hurry": str(job.folder / "hurry")}
@@ -150,7 +151,7 @@ def test_experts_of_one_group_have_the_bits_of_torchtitan_alone(job: TitanJob) -
 )
 def test_experts_are_balanced_the_same_after_a_return(job: TitanJob, ranks: int, variant: str, m: int) -> None:
     """What a group missed it applies from the entries: its biases are the others', to the last bit."""
-    steps = 30
+    steps = 16
     facts = one_returns(job, ranks, variant, steps, microbatches=m)
     plain = job.plain(ranks, variant=variant, steps=steps, microbatches=m, places=ranks)
     for name in ("g0", "g1-again"):
@@ -175,6 +176,7 @@ def test_experts_are_balanced_the_same_after_a_return(job: TitanJob, ranks: int,
         (1, "bf16", 2),
         (1, "all-bf16", 2),
         (1, "all-bf16 opt-states-bf16", 2),
+        (1, "compiled", 2),
         (1, "compiled-aot", 2),
         (2, "base", 2),
         (2, "full-dtensor", 2),
@@ -199,5 +201,21 @@ def test_a_chunked_loss_switches_the_sums_of_the_head_itself(job: TitanJob, sync
 @pytest.mark.long
 def test_bf16_selective_checkpointing_and_a_chunked_loss_together_after_a_return(job: TitanJob) -> None:
     variant = "bf16 selective-ac chunked"
-    facts = one_returns(job, 2, variant, 24, microbatches=2)
-    compare(job, facts, 2, variant, places=2, steps=24)
+    facts = one_returns(job, 2, variant, microbatches=2)
+    compare(job, facts, 2, variant, places=2, steps=16)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.long
+def test_what_is_refused_ends_the_launcher_with_2(job: TitanJob) -> None:
+    job.settings["groups"] = 1
+    job.start_lighthouse()
+    words = [str(EXAMPLE), "--config", "tiny", "--parallelism.pipeline_parallel_degree", "2"]
+    job.start_command("g0", words, env={"LIGHTKEEPER_RESTARTS": "3"})
+    facts = job.finish(within_s=RUN_S)
+    said = facts.said["g0"]
+    assert facts.codes == {"g0": 2} and "Traceback" not in said, said
+    (told,) = [line for line in said.splitlines() if "pipeline_parallel_degree is 2" in line]
+    assert told.startswith("lightkeeper: ") and "set it to 1" in told

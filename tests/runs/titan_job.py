@@ -13,7 +13,7 @@ from titan_forks import Forked, ForkServer
 from lightkeeper.events import schema
 from lightkeeper.events.summary import fingerprints_equal, one_lineage, samples_exactly_once, steps_lost
 
-RUN_S, BUILD_S = 150.0, 120.0
+RUN_S, BUILD_S = 400.0, 200.0
 
 
 class TitanJob(Job):
