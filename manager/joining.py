@@ -47,18 +47,15 @@ class Joiner:
         self._source = source
         until = time.monotonic() + self._timeout_s
         while True:
-            source = self._source
+            source, late = self._source, time.monotonic() > until
             self._donors = [address for _, address in source.donors]
             try:
-                options = Options(timeout_s=self._timeout_s)
-                fetched = fetch_state(self._donors, self._token, self._registry, None, options, note=self._note)
-                if fetched.name.step + 1 >= source.step or time.monotonic() > until:
-                    return fetched
-                time.sleep(ASK_AGAIN_S)  # that of an earlier boundary, about to be dropped
+                options = Options(timeout_s=self._timeout_s, from_step=0 if late else source.step)
+                return fetch_state(self._donors, self._token, self._registry, None, options, note=self._note)
             except StartOver:
-                if time.monotonic() > until:
+                if late:
                     raise
-                time.sleep(ASK_AGAIN_S)  # they have not reached the boundary yet
+                time.sleep(ASK_AGAIN_S)  # they have not reached the boundary yet, or hold that of an earlier one
             except StateDoesNotFit as error:
                 raise CannotHeal(f"this group cannot take the members' state: {error}") from error
 

@@ -106,6 +106,7 @@ class Options:
         progress_s: A line at least every so many seconds.
         verify: Of the restored state, "all" reads every byte anew and compares; "moved" what did not arrive in the
             very memory where it lies now. Each range was checked as it arrived, and the rest is always compared.
+        from_step: A copy with fewer steps behind it, of an earlier boundary, is as good as none.
     """
 
     timeout_s: float
@@ -116,6 +117,7 @@ class Options:
     expected_mib_s: float | None = None
     progress_s: float = 5.0
     verify: Literal["all", "moved"] = "moved"
+    from_step: int = 0
 
 
 def fetch_state(
@@ -197,6 +199,10 @@ def _ask_all(donors: Sequence[str], token: str, name: Entry | None, options: Opt
             if isinstance(e, DonorRefused) and e.kind == "never":
                 passed.add(address)
             dropped[address] = str(e)
+            continue
+        if layout.name.step + 1 < options.from_step:
+            passed.add(address)
+            dropped[address] = f"its copy is that before step {layout.name.step + 1}"
             continue
         if asked is None:
             asked = _Asked(layout, [], dropped, passed)

@@ -20,18 +20,18 @@ def source(step: int, *addresses: str) -> local.Source:
 def test_another_boundary_is_taken_instead_of_the_one_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its donors stand at step 5, and will never reach the boundary before step 9."""
     joiner = joining.Joiner("t", None, 60.0, lambda line: None)  # type: ignore[arg-type]
-    asked: list[list[str]] = []
+    asked: list[tuple[list[str], int]] = []
     held = Fetched(Entry(Epoch(2, Term(1, "lh")), 4), "f", 1, 0.1, {}, {}, 0)
 
-    def fetch(donors: Sequence[str], *_: Any, **__: Any) -> Fetched:
-        asked.append(list(donors))
-        if len(asked) == 1:
-            raise StartOver("no copy here yet")
-        if len(asked) == 3:
-            joiner.instead(source(5, "b:1"))
+    def fetch(donors: Sequence[str], *given: Any, **_: Any) -> Fetched:
+        asked.append((list(donors), given[3].from_step))
+        if given[3].from_step > 5:
+            if len(asked) == 3:
+                joiner.instead(source(5, "b:1"))
+            raise StartOver("no such copy here yet")
         return held
 
     monkeypatch.setattr(joining, "fetch_state", fetch)
     monkeypatch.setattr(joining, "ASK_AGAIN_S", 0.0)
     assert joiner.fetch(source(9, "a:1", "b:1")) is held
-    assert asked == [["a:1", "b:1"]] * 3 + [["b:1"]]
+    assert asked == [(["a:1", "b:1"], 9)] * 3 + [(["b:1"], 5)]

@@ -307,6 +307,20 @@ def test_a_joiner_that_dies_between_two_requests_is_no_news_and_a_malformed_requ
         assert donors[1].told.wait(10.0) and "broke off: the request names no range" in donors[1].refusals[0]
 
 
+def test_the_copy_of_an_earlier_boundary_is_not_fetched(donors):
+    """It was once, again and again, until the members had come to the boundary that was named."""
+    later = Donor(Training(0, steps=3), name_of(5))
+    joiner = Training(1)
+    before = joiner.fingerprint()
+    with pytest.raises(StartOver, match="its copy is that before step 5"):
+        fetch([d.address for d in donors], joiner, None, from_step=6)
+    assert joiner.fingerprint() == before
+    fetched = fetch([donors[0].address, later.address], joiner, None, from_step=6)
+    assert fetched.name == name_of(5) and set(fetched.by_donor) == {later.address}
+    assert fetch([d.address for d in donors], joiner, None, from_step=5).name == NAME
+    later.server.close()
+
+
 def test_donors_with_other_bits_under_one_name_are_found(donors):
     with torch.no_grad():
         donors[1].training.model.kept.add_(1)
