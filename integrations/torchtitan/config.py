@@ -17,7 +17,7 @@ from lightkeeper.manager.usererrors import tell_in_one_line
 
 ENABLE_VARIABLE = PREFIX + "ENABLE"
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
-_OWN = ("enable", "microbatches", "sync", "token_file")  # fields that are no settings of the group
+_OWN = ("enable", "microbatches", "stream_state_kb", "sync", "token_file")  # fields that are no settings of the group
 
 
 def enabled_here(environment: Mapping[str, str] | None = None) -> bool:
@@ -66,6 +66,10 @@ class FaultTolerance:
     microbatches: int | None = None
     """Microbatches of a step over all groups. By default training.global_batch_size decides: divided by the batch of
     one group; and if that is not given either, one for each group at work."""
+
+    stream_state_kb: int = 16
+    """KiB, packed, that the state of a data loader may have to travel: with it a group takes over a microbatch's data
+    where it stands, instead of reading it from its beginning. 0: none travels."""
 
     outage_budget_s: float | None = None
     """How long anything is waited for before the group gives up, in seconds."""

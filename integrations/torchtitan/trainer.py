@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
@@ -77,7 +78,9 @@ class FaultTolerantTrainer(Trainer):
             group_batch = training.local_batch_size * self._places
             self._microbatches = _microbatches(self.config, self._settings, group_batch)
             training.global_batch_size = self._microbatches * group_batch
-            self.config.dataloader = SlotStreams.around(self.config.dataloader, self._microbatches)
+            self.config.dataloader = SlotStreams.around(
+                self.config.dataloader, self._microbatches, self.config.fault_tolerance.stream_state_kb
+            )
         return dims
 
     def _lead(self, given: Config) -> None:
@@ -128,6 +131,9 @@ class FaultTolerantTrainer(Trainer):
             return
         run, step = self.run, self.run.step
         assert step is not None
+        if self.dataloader.ended(step):
+            run.manager.cancel()
+            raise DataloaderExhaustedError  # torchtitan's loop ends well with it
         self.optimizers.zero_grad(set_to_none=True)
         lr_metrics = self.lr_schedulers.get_metrics()
         for k in step.microbatches():

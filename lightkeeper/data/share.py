@@ -123,6 +123,7 @@ class ShareLoader(Watcher):
         self._own: list[Key] = []
         self._later: list[Key] = []
         self._taken: set[Key] = set()
+        self._kept: dict[Key, Any] = {}
         self._at = -1
         self._given: dict[int, Task] = {}  # the newest of each worker
         self._idle: set[int] = set(range(workers))
@@ -140,8 +141,14 @@ class ShareLoader(Watcher):
 
     # ------------------------------------------------------------ what the loop calls
 
-    def batch(self, step: int, k: int) -> Any:
+    def batch(self, step: int, k: int, keep: bool = False) -> Any:
         """Microbatch `k` of a step (this rank's part of it).
+
+        Args:
+            step: index of the step.
+            k: index of the microbatch.
+            keep: it will be asked for again in this step, and is not made anew for that: to count its tokens before the
+                step, say.
 
         Raises:
             SampleError: if the data set raised.
@@ -151,16 +158,10 @@ class ShareLoader(Watcher):
         if self._closed:
             raise UsageError("the loader is closed")
         key = (step, k)
-        if self.workers is None:
-            with random_state_kept():
-                made = self._recipe.make(self._task(key))
-        else:
-            made = self._await(key)
-            self._taken.add(key)
-            self._look_ahead(step, k)
-        if isinstance(made, Failure):
-            raise SampleError(made, self._task(key))
-        return _pinned(made.batch) if self._pin_memory else made.batch
+        batch = self._kept.pop(key) if key in self._kept else self._made(key)
+        if keep:
+            self._kept[key] = batch
+        return batch
 
     def over(self, step: Step) -> Iterator[tuple[int, Any]]:
         """``for k, batch in loader.over(step)``: the microbatches of `step.microbatches()` with their batches.
@@ -189,10 +190,13 @@ class ShareLoader(Watcher):
     # ------------------------------------------------------------ what the manager tells
 
     def begins(self, index: int) -> None:
-        """A step begins: the membership may have changed; and what was handed out before it is wanted again in it."""
+        """A step begins: the membership may have changed; and what was handed out before it is wanted again in it,
+        unless it was to be kept.
+        """
         if self._manager is not None:
             self._check_total(index, self._manager.total(index))
-        self._taken.clear()
+        self._kept = {key: batch for key, batch in self._kept.items() if key[0] == index}
+        self._taken = set(self._kept)
         self._look_ahead(index)
 
     def dealt(self) -> None:
@@ -215,6 +219,18 @@ class ShareLoader(Watcher):
                 f"step {step} has {total} microbatches, and the loader's sampler deals {dealt}: give DealtSampler and "
                 "manager.steps the same `microbatches`, or samples are left out"
             )
+
+    def _made(self, key: Key) -> Any:
+        if self.workers is None:
+            with random_state_kept():
+                made = self._recipe.make(self._task(key))
+        else:
+            made = self._await(key)
+            self._taken.add(key)
+            self._look_ahead(*key)
+        if isinstance(made, Failure):
+            raise SampleError(made, self._task(key))
+        return _pinned(made.batch) if self._pin_memory else made.batch
 
     # ------------------------------------------------------------ reading ahead
 

@@ -170,6 +170,10 @@ class StreamLoader(Watcher):
         for k in step.microbatches():
             yield k, self.batch(step.index, k)
 
+    def advice(self, size: int) -> str:
+        """The end of the line about a state of `size` bytes that is too large: what to give."""
+        return f", or give StreamLoader state_bytes={size}" if size <= STATE_BYTES_MAX else ""
+
     # ------------------------------------------------------------ on disk
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,7 +267,7 @@ class StreamLoader(Watcher):
         what = f"the state of slot {k}'s stream does not travel"
         then = "a group that takes the slot over reads on from the last state that did"
         if isinstance(error, StateTooLarge):
-            say(f"lightkeeper: {what}: it has {error}; {then}, or give StreamLoader more")
+            say(f"lightkeeper: {what}: it has {error}; {then}{self.advice(error.size)}")
         else:
             say(f"lightkeeper: {what}: {error}; {then}")
 

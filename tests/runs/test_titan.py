@@ -126,3 +126,17 @@ def test_a_killed_group_comes_back_and_the_run_is_the_same(job: Job, tmp_path: P
     else:  # the sums have another order: the last bits differ, and grow
         first = [alone[step]["loss"] for step in range(1, 16)]
         assert [said[step] for step in range(1, 16)] == pytest.approx(first, rel=1e-5)
+
+
+@pytest.mark.long
+def test_data_that_ends_cancels_the_same_step_in_all_groups(job: Job) -> None:
+    """g0 reads a loader of six batches, g1 one of seven; torchtitan's own loop ends as without fault tolerance."""
+    start(job, 2, 1, 40, only={"g0": {"ends": 6}, "g1": {"ends": 6}})
+    job.hurry()
+    facts = job.finish(within_s=START_S)
+    assert facts.codes == {"g0": 0, "g1": 0} and not facts.lost
+    holds(facts, 6)
+    assert digests(job, "g0") == digests(job, "g1") and max(digests(job, "g0")) == 6
+    for said in facts.said.values():
+        assert said.count("the data ends before step 6: 1 of 2 parts of its microbatches have no batch") == 1
+        assert said.count("Ran out of data; last step was canceled.") == 1 and "Training completed" in said

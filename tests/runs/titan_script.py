@@ -3,8 +3,9 @@
     python titan_script.py JSON TORCHTITAN'S ARGUMENTS
 
 Options in the JSON: `trace` (file; ".RANK" is appended), `hurry` (a file that ends the slow steps), `delay` (seconds of
-each slow batch), `plain` (no fault tolerance), `stop` (the step after which the process ends), `config` (a function of
-this module), `behave` (what the group's first start does wrong while another heals: words of `misbehaviour.py`).
+each slow batch), `ends` (batches of the first loader; each further one has one more), `plain` (no fault tolerance),
+`stop` (the step after which the process ends), `config` (a function of this module), `behave` (what the group's first
+start does wrong while another heals: words of `misbehaviour.py`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Slow(train_titan.Sequences):
         for batch in super().__iter__():
             if OPTIONS.get("hurry") and not Path(OPTIONS["hurry"]).exists():
                 time.sleep(OPTIONS.get("delay", 0.1))
+            if self.read > OPTIONS.get("ends", self.read) + self._first:
+                return
             yield batch
 
 

@@ -168,6 +168,29 @@ def test_own_shares_are_read_ahead_within_the_bound_and_replanned() -> None:
         assert loader.batch(6, 9).tolist() == [609], "nobody foresaw it: made all the same"
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_kept_before_the_step_is_not_made_anew(workers: int, tmp_path: Path) -> None:
+    class Told(Odd):
+        def __getitem__(self, index: int) -> Any:
+            with (tmp_path / "made").open("a") as file:
+                file.write(f"{index}\n")
+            return index
+
+    manager = Planned({5: (0, 1), 6: (0,)})
+    with ShareLoader(Told(), InOrder(1, 100), manager, workers=workers, prefetch=2) as loader:
+        assert [loader.batch(5, k, keep=True).tolist() for k in (0, 1, 1)] == [[500], [501], [501]]
+        loader.begins(5)
+        assert [loader.batch(5, k).tolist() for k in (0, 1)] == [[500], [501]]
+        if workers:
+            until(lambda: (6, 0) in ready(loader), "the next step's is made, and none of this one's again")
+        assert loader.batch(6, 0, keep=True).tolist() == [600]
+        loader.begins(6)
+        loader.begins(7)  # it is of a step that is over
+        assert (tmp_path / "made").read_text().split() == ["500", "501", "600"]
+        assert loader.batch(6, 0).tolist() == [600]
+        assert (tmp_path / "made").read_text().split() == ["500", "501", "600", "600"]
+
+
 def test_what_was_asked_for_before_the_step_is_made_anew_ahead_of_the_loop() -> None:
     """A token count that the loss is divided by is reduced when the step starts, and needs the batches."""
     manager = Planned({5: (0, 1)})

@@ -216,7 +216,7 @@ def test_a_state_that_is_too_large_stays_behind_and_the_heir_reads_on_from_the_o
     assert len(told) == 2 and "took over the stream of slot 1: 3 items read again and thrown away, 1 state" in said
     size = re.search(
         r"the state of slot ([01])'s stream does not travel: it has (\d+) bytes packed, and state_bytes is 400; "
-        "a group that takes .* or give StreamLoader more$",
+        r"a group that takes .* or give StreamLoader state_bytes=\2$",
         told[0],
     )
     assert size is not None and 900 < int(size[2]) * 4 / 3 < 1600, told
