@@ -192,6 +192,7 @@ def test_a_loader_with_workers_is_read_alike_and_its_workers_hold_no_connection(
     ours, peers = socket.socketpair()
     config = texts_config(num_workers=2)
     job = job_of(config, 2, 1, groups=2)
+    groups = list(job.members.values())
     for _ in range(4):
         job.take_step()
     workers = [
@@ -212,6 +213,9 @@ def test_a_loader_with_workers_is_read_alike_and_its_workers_hold_no_connection(
     assert job.take_step({"g0": 0})
     job.take_step()
     reads_what_hsdp_reads(job, texts_config(num_workers=2))
+    for group in groups:  # now, not in a garbage collection, where torch waits 5 s for each worker
+        group.loaders[0]._open._readers.clear()
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_a_state_that_is_too_large_makes_an_heir_slower_and_says_what_to_give(
