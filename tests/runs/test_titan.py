@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,27 @@ def test_data_that_ends_cancels_the_same_step_in_all_groups(job: Job) -> None:
     for said in facts.said.values():
         assert said.count("the data ends before step 6: 1 of 2 parts of its microbatches have no batch") == 1
         assert said.count("Ran out of data; last step was canceled.") == 1 and "Training completed" in said
+
+
+@pytest.mark.long
+def test_a_run_goes_on_from_its_checkpoint_and_reads_what_comes_next(job: Job, tmp_path: Path) -> None:
+    """Its losses are those of a run that was never ended; g1 does not write the checkpoint, and loads it."""
+    same = ["--lr_scheduler.decay_ratio", "0.0", "--checkpoint.enable", "--checkpoint.interval", "8"]
+    same += ["--checkpoint.no-last_save_model_only"]
+    start(job, 2, 1, 8, more=same)
+    job.hurry()
+    assert job.finish(within_s=START_S).codes == {"g0": 0, "g1": 0}
+    again = Job(tmp_path / "again")
+    try:
+        shutil.copytree(job.folder / "checkpoint", again.folder / "checkpoint")
+        start(again, 2, 1, 16, more=same)
+        again.hurry()
+        facts = again.finish(within_s=START_S)
+    finally:
+        again.end()
+    assert facts.codes == {"g0": 0, "g1": 0} and facts.epochs[0].first_step == 8
+    assert digests(again, "g0") == digests(again, "g1") and sorted(digests(again, "g0")) == list(range(9, 17))
+    shape = ["--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_parallel_shard_degree", "1"]
+    alone = plain(tmp_path / "plain", 2, 16, *shape, *same[:2])
+    assert losses(facts.said["g0"]) == [(step, alone[step]["loss"]) for step in range(9, 17)]
+    assert not facts.all(schema.Healed), "both had loaded it"
