@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -44,6 +45,11 @@ def _check_command(command: tuple[str, ...]) -> None:
     if command[0] == "-m":
         if len(command) == 1:
             raise UsageError(f"no module after -m: {usage}")
+        if command[1] == "torchtitan.train" and importlib.util.find_spec("triton") is None:
+            raise UsageError(
+                "torchtitan.train imports triton, which comes with torch's CUDA builds only; without a GPU try "
+                "examples/train_titan.py"
+            )
     elif not Path(command[0]).is_file():
         raise UsageError(f"no script {command[0]}: {usage}")
 

@@ -6,6 +6,7 @@ the manager finds out; here is only seen what kind of exception it is.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import traceback
@@ -66,12 +67,14 @@ def tell_in_one_line() -> None:
 
     The process then ends with the error's own code, as the command line does.
     """
+    stream = sys.stderr  # torch's own hook, around this one, keeps what is printed until this one returns
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, ToldError):
             _previous(kind, error, trace)
             return
-        _tell(error, trace)
+        with contextlib.redirect_stderr(stream):
+            _tell(error, trace)
         if error.exit_code != 1:
             raise SystemExit(error.exit_code)  # out of this hook, that is what Python ends with
 

@@ -15,13 +15,14 @@ from lightkeeper.manager.settings import PREFIX, Settings, read_settings, read_t
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
 from lightkeeper.manager.usererrors import tell_in_one_line
 
-ENABLE_VARIABLE = PREFIX + "ENABLE"
+ENABLE_VARIABLE, GROUP_VARIABLE = PREFIX + "ENABLE", PREFIX + "GROUP"
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _OWN = ("enable", "microbatches", "stream_state_kb", "sync", "token_file")  # fields that are no settings of the group
 
 
 def enabled_here(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment asks for it: ``LIGHTKEEPER_ENABLE``, or else a launcher of ours that started this rank.
+    """Whether the environment asks for it: ``LIGHTKEEPER_ENABLE`` says so; or, where nobody says, whether this rank was
+    started by a launcher of ours or is told its group.
 
     Raises:
         UsageError: the variable is neither yes nor no.
@@ -29,7 +30,7 @@ def enabled_here(environment: Mapping[str, str] | None = None) -> bool:
     environment = os.environ if environment is None else environment
     said = environment.get(ENABLE_VARIABLE)
     if said is None:
-        return SOCKET_VARIABLE in environment
+        return SOCKET_VARIABLE in environment or GROUP_VARIABLE in environment
     if said.lower() not in (*_YES, *_NO):
         raise UsageError(f"{ENABLE_VARIABLE}={said!r}: give 1 or 0")
     return said.lower() in _YES
@@ -40,7 +41,8 @@ class FaultTolerance:
     """How this replica group takes part in the job. What is not given is read from ``LIGHTKEEPER_*``, as everywhere."""
 
     enable: bool = field(default_factory=enabled_here)
-    """Train as one replica group of a job. By default as LIGHTKEEPER_ENABLE says, and under `lightkeeper launch`."""
+    """Train as one replica group of a job. By default as LIGHTKEEPER_ENABLE says; if that is not set, where
+    LIGHTKEEPER_GROUP is, and under `lightkeeper launch`."""
 
     lighthouse: str | None = None
     """Its address, host:port; several with commas between, or file:PATH."""

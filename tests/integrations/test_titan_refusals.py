@@ -189,6 +189,7 @@ def test_torchtitans_parser_lets_the_line_through() -> None:
 def test_who_turns_it_on(value: str | None, launched: bool, on: bool) -> None:
     given = {**({"LIGHTKEEPER_ENABLE": value} if value is not None else {}), **(LAUNCHED if launched else {})}
     assert enabled_here(given) is on
+    assert enabled_here({**given, "LIGHTKEEPER_GROUP": "g0"}) is (on or value is None)
 
 
 def test_enable_is_yes_or_no(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 
 import pytest
@@ -136,3 +138,15 @@ def test_what_is_wrong_before_there_is_a_manager_is_told_in_one_line_too(
     tell_in_one_line()
     with pytest.raises(TypeError, match=r"^Manager.__init__\(\) got an unexpected keyword argument 'spede'"):
         lightkeeper.Manager(model, torch.optim.SGD(model.parameters(), lr=1), spede=1)  # type: ignore[call-arg]
+
+
+def test_the_line_is_printed_also_inside_torchs_own_hook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`init_process_group` wraps the hook: what is printed in it is kept until it returns, and this one does not."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    tell_in_one_line()
+    with pytest.raises(SystemExit) as ended, contextlib.redirect_stderr(io.StringIO()):
+        sys.excepthook(UsageError, UsageError("no such thing"), None)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "lightkeeper: no such thing\n"
