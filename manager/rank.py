@@ -113,6 +113,7 @@ class Rank:
         self._client.listen(_Pushes(self._epochs, self._entries, self._joiner, self._aborted))
         self._signals = LeaveSignal(lambda: self._client.wish_to_leave(f"SIGTERM to rank {self.rank}"))
         report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
+        self._alike: dict[str, str] = {}
         self._within: Within | None = None
         self._reducer: Reducer | None = None
         self._microbatches: Microbatches = 0

@@ -111,6 +111,13 @@ class Manager(Follower):
             obj.scale(torch.zeros((), device=self._parameters[0][1].device))
         self._registry.register(name, obj, scope, exclude)
 
+    def alike(self, name: str, value: str | float) -> None:
+        """Names, before the first step, what only the loop knows and must be the same in all groups.
+
+        A group that comes with another `value`, compared as text, is refused by the `name`.
+        """
+        self._alike[name] = str(value)
+
     def resume(self, step: int) -> None:
         """Says that the state here was loaded from a checkpoint; before the first step, on every rank.
 
@@ -437,6 +444,7 @@ class Manager(Follower):
         found["deal"] = self.settings.deal
         found["registered"] = ", ".join(self._registry.shared)
         found["torch"] = str(torch.__version__)
+        found.update(self._alike)
         return found
 
     def _closed_as_joiner(self) -> bool:

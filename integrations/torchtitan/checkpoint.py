@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpointer import LR_SCHEDULER, BaseCheckpointManager, CheckpointManager
 from torchtitan.tools import filesystem
 from torchtitan.tools.logging import logger
@@ -28,6 +29,7 @@ ENTRY = "lightkeeper"
 _MARKERS = (".metadata", "model.safetensors.index.json")  # torchtitan writes one of them last
 _STEP = re.compile(r"step-(\d+)")
 _UNKNOWN = -1
+CAUSE_CHARS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +146,32 @@ class LeadCheckpointer(BaseCheckpointManager):
         if not inner._should_save(step, last_step):
             return False
         with self._where.expect("checkpoint"):
-            inner.maybe_wait_for_saving()
+            self._wait_for_the_one_before()
             self._origin.step = step
             self._clear(inner._create_checkpoint_id(step))
-            inner.save(step, last_step)
+            try:
+                inner.save(step, last_step)
+            except CheckpointException as error:  # on all ranks alike
+                if last_step:
+                    raise
+                self._tell(f"step {step} was not saved", error)
+                return False
             self._purge()
         self._wrote = step
         return True
+
+    def _wait_for_the_one_before(self) -> None:
+        """An asynchronous save that failed is told where the next one begins."""
+        try:
+            self.inner.maybe_wait_for_saving()
+        except CheckpointException as error:
+            self.inner.save_future = None
+            self._tell("the save before this one failed", error)
+
+    def _tell(self, what: str, error: CheckpointException) -> None:
+        """A disk that is full today may not be so at the next interval: training goes on."""
+        causes = sorted({f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()})
+        logger.error(f"Fault tolerance: {what}, and training goes on: {'; '.join(causes)[:CAUSE_CHARS_MAX]}")
 
     def _clear(self, folder: str) -> None:
         """Removes what a lost writer, or an earlier run, left of this step: an old marker must not vouch for new data.

@@ -89,9 +89,14 @@ class LeadLogger(BaseLogger):
             self.settle()
             self._kept = (step, dict(metrics))
             return
-        if self._writers is None:
-            self._begin(step)
-        self._write(metrics, step)
+        try:
+            if self._writers is None:
+                self._begin(step)
+            self._write(metrics, step)
+        except OSError as error:  # a full disk must not end the run: the next step tries again
+            logger.error(f"Fault tolerance: the figures of step {step} are not written: {error}")
+            with contextlib.suppress(OSError):
+                self.close()
 
     def settle(self) -> None:
         """Gives up the writers if this group no longer leads; when a step begins, before its reduce.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib import metadata, util
 from typing import Any
@@ -35,6 +36,21 @@ def refuse_other_versions() -> None:
     if util.find_spec("torchtitan") is not None:
         raise UsageError(f"the torchtitan on Python's path says no version: {INSTALL}")
     raise UsageError(f"torchtitan is not installed: {INSTALL}")
+
+
+def refuse_contradictions(config: Any) -> None:
+    """A rank of a group that was launched trains in it.
+
+    Raises:
+        UsageError: it is told not to.
+    """
+    from lightkeeper.manager.spawn import SOCKET_VARIABLE
+
+    if SOCKET_VARIABLE in os.environ and not config.fault_tolerance.enable:
+        raise UsageError(
+            "fault_tolerance.enable is off, and `lightkeeper launch` started this group: leave it on, or train without "
+            "the launcher"
+        )
 
 
 def refuse_unsupported(config: Any, ranks: int = 1) -> None:

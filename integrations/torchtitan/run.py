@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ class Run:
         trainer: built, its checkpoint loaded.
         settings: of its group.
         microbatches: of a step, over all groups.
+        alike: what of its config must be the same in all groups, by name.
 
     Attributes:
         manager: its `lightkeeper.Manager`.
@@ -97,7 +99,9 @@ class Run:
         step: the step at hand; None before the first.
     """
 
-    def __init__(self, trainer: FaultTolerantTrainer, settings: Settings, microbatches: int) -> None:
+    def __init__(
+        self, trainer: FaultTolerantTrainer, settings: Settings, microbatches: int, alike: Mapping[str, str]
+    ) -> None:
         config, dims = trainer.config, trainer.parallel_dims
         self.microbatches = microbatches
         self._trainer = trainer
@@ -125,6 +129,8 @@ class Run:
         manager.register("lr-schedulers", trainer.lr_schedulers)
         manager.register("progress", self.progress)
         manager.register("started", trainer.started)
+        for name, value in alike.items():
+            manager.alike(name, value)
         trainer.dataloader.bind(manager)
         if self.progress.step:
             manager.resume(self.progress.step)

@@ -19,12 +19,13 @@ from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
 from lightkeeper.errors import UsageError
+from lightkeeper.integrations.torchtitan.alike import alike_in
 from lightkeeper.integrations.torchtitan.checkpoint import LeadCheckpointer, Terms
 from lightkeeper.integrations.torchtitan.config import FaultTolerance
 from lightkeeper.integrations.torchtitan.data import SlotStreams
 from lightkeeper.integrations.torchtitan.figures import Started, lead_logger, settle, without_writers
 from lightkeeper.integrations.torchtitan.lead import LeadValidator, MarkedProfilerConfig, per_group_folders
-from lightkeeper.integrations.torchtitan.refusals import refuse_unsupported
+from lightkeeper.integrations.torchtitan.refusals import refuse_contradictions, refuse_unsupported
 from lightkeeper.integrations.torchtitan.run import Run, Standing
 from lightkeeper.integrations.torchtitan.running import who_trains
 from lightkeeper.manager.settings import Settings
@@ -52,6 +53,7 @@ class FaultTolerantTrainer(Trainer):
     validator: Any
     started: Started
     _settings: Settings | None
+    _alike: dict[str, str]
     _standing: Standing
     _microbatches: int
     _places: int
@@ -60,11 +62,13 @@ class FaultTolerantTrainer(Trainer):
     def __init__(self, config: Config) -> None:
         tell_in_one_line()
         self.run = self._settings = None
+        refuse_contradictions(config)
         if not config.fault_tolerance.enable or config.checkpoint.create_seed_checkpoint:
             super().__init__(config)
             return
         self._settings = config.fault_tolerance.settings()
         refuse_unsupported(config, ranks=int(os.environ.get("WORLD_SIZE", "1")))
+        self._alike = alike_in(config)
         self._standing, self.started = Standing(self, self._settings.group), Started()
         super().__init__(_prepared(config, self._standing))
         self._lead(config)
@@ -108,7 +112,7 @@ class FaultTolerantTrainer(Trainer):
             return super().should_continue_training()
         if self.run is None:
             self._loaded_step = self.step
-            self.run = Run(self, self._settings, self._microbatches)
+            self.run = Run(self, self._settings, self._microbatches, self._alike)
         if not self.run.next():
             self._end()
             return False

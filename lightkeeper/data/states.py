@@ -97,11 +97,15 @@ def packed(state: Any) -> bytes:
     """
     taken: list[_Ints] = []
     rest = _without_ints(state, (), taken)
-    head = json.dumps(
+    text = json.dumps(
         [codec.encode(rest, "state"), [[list(one.path), one.count, one.width, one.counts_up] for one in taken]],
         separators=(",", ":"),
         ensure_ascii=False,
-    ).encode()
+    )
+    try:
+        head = text.encode()
+    except UnicodeEncodeError as error:
+        raise codec.StateRefused(f"a text in the state is no Unicode: {error.reason}") from None
     parts = [len(head).to_bytes(_LENGTH_BYTES, "little"), head, *(one.data for one in taken)]
     return zlib.compress(b"".join(parts), _LEVEL)
 

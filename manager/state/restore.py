@@ -295,9 +295,9 @@ def _decode_optimizer(optimizer: torch.optim.Optimizer, tree: Any, tensor: Any) 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, groups: list[Any], state: Mapping[int, Any]) -> None:
     for group, hyper in zip(optimizer.param_groups, groups, strict=True):
-        for key in [key for key in group if key != "params" and key not in hyper]:
-            del group[key]
-        group.update(hyper)
+        parameters = group["params"]
+        group.clear()  # the donor's keys in the donor's order, which a checkpoint that it has loaded may have changed
+        group.update({"params": parameters, **hyper})
     for i, parameter in enumerate(parameters_of(optimizer)):
         if i not in state:
             optimizer.state.pop(parameter, None)

@@ -498,3 +498,14 @@ def test_a_distributed_tensor_in_a_users_object_is_refused(mesh):
 
     with pytest.raises(StateRefused, match=r"thing\.t is a DTensor: register the module"):
         StateRegistry().register("thing", Own({"t": distribute_tensor(torch.ones(4), mesh)}))
+
+
+def test_an_optimizer_takes_the_donors_keys_in_their_order():
+    """A checkpoint that the donor has loaded may have changed it; a state is compared as text."""
+    donor, joiner = Training(0, steps=2), Training(1)
+    for group in donor.optimizer.param_groups:
+        items = sorted(group.items(), reverse=True)
+        group.clear()
+        group.update(items)
+    move(donor.registry, joiner.registry)
+    assert joiner.fingerprint() == donor.fingerprint()

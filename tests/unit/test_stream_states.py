@@ -102,3 +102,9 @@ def test_what_is_no_state_is_told() -> None:
             unpacked(wrong)
     with pytest.raises(codec.CodecError, match="more than"):
         unpacked(zlib.compress(bytes(RAW_BYTES_MAX + 1)))
+
+
+def test_a_text_that_is_no_unicode_is_refused() -> None:
+    """What was read with ``errors="surrogateescape"`` is such a text; the state then does not travel."""
+    with pytest.raises(codec.StateRefused, match="a text in the state is no Unicode"):
+        pack_state({"line": "\ud800"}, 1 << 12)
