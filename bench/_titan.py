@@ -63,18 +63,34 @@ def _await(path: Path) -> None:
 
 
 def _timed(train_step: Callable[..., None], options: dict[str, Any]) -> Callable[..., None]:
-    from lightkeeper.manager.fingerprint import fingerprint
-
     folder, name = Path(options["folder"]), options["name"]
     turns = Turns(folder, name, options["warm"], options["block"])
 
     def step(trainer: Any, *given: Any) -> None:
         train_step(trainer, *given)
         if trainer.step == options["last"]:
-            tell(folder, f"digest-{name}", fingerprint(trainer.model_parts[0], list(trainer.optimizers)))
+            tell(folder, f"digest-{name}", _digest(trainer))
         turns.ended(trainer.step)
 
     return step
+
+
+def _digest(trainer: Any) -> str:
+    """Hash of this rank's parameters and optimizer state; unlike a fingerprint not of the mesh that they lie on."""
+    import xxhash
+
+    from lightkeeper.manager.buckets import local_tensor
+    from lightkeeper.manager.fingerprint import raw_bytes
+
+    digest = xxhash.xxh3_128()
+    for part in trainer.model_parts:
+        for parameter in part.parameters():
+            digest.update(raw_bytes(local_tensor(parameter)))
+    for optimizer in trainer.optimizers:
+        for state in optimizer.state.values():
+            for key in sorted(state):
+                digest.update(raw_bytes(local_tensor(state[key])))
+    return digest.hexdigest()
 
 
 def main() -> None:
