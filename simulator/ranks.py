@@ -324,7 +324,9 @@ class Rank(Process):
     def stop(self, answer: local.Answer) -> None:
         """The job ends."""
         assert answer.verdict == "stop", f"{self.name} is answered {answer.verdict}"
-        if answer.ok and self.step == self.world.shape.until and not self.group.dismissed:
+        machine = self.group.machine
+        let_in = machine.known is not None or machine.healed  # else what it has loaded is its own affair
+        if answer.ok and self.step == self.world.shape.until and not self.group.dismissed and let_in:
             self.world.checkers.finished(self)
         self._exit(0 if answer.ok else exits.STOPPED)
 

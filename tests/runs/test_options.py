@@ -120,7 +120,7 @@ def test_ranks(job: Job) -> None:
     job.start_lighthouse()
     job.start("g0", steps=3, settings={"ranks": 2})
     assert job.wait("g0")["g0"] not in (0, None)
-    assert "lightkeeper launch --ranks" in job.said("g0")
+    assert "use `lightkeeper launch`" in job.said("g0")
     job.finish()
 
 
