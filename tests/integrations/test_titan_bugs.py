@@ -192,6 +192,7 @@ def test_3_a_step_that_is_not_committed_moves_nothing(monkeypatch: pytest.Monkey
     trainer.run = SimpleNamespace(step=BrokenStep(), applied=group.step)  # type: ignore[assignment]
     trainer.optimizers, trainer.lr_schedulers = group.optimizers, group.schedulers
     trainer.step, trainer.ntokens_seen = 8, 0
+    trainer.dataloader = SimpleNamespace(ended=lambda step: False)
     monkeypatch.setattr(trainer, "_microbatch", computed.append)
     before, rate = group.registry.fingerprint(), group.rate()
     with pytest.raises(Stopped):
