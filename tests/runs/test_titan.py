@@ -165,3 +165,27 @@ def test_a_run_goes_on_from_its_checkpoint_and_reads_what_comes_next(job: Job, t
     alone = plain(tmp_path / "plain", 2, 16, *shape, *same[:2])
     assert losses(facts.said["g0"]) == [(step, alone[step]["loss"]) for step in range(9, 17)]
     assert not facts.all(schema.Healed), "both had loaded it"
+
+
+@pytest.mark.long
+def test_a_group_comes_back_to_a_run_that_began_at_a_checkpoint(job: Job, tmp_path: Path) -> None:
+    """Whoever loaded it has the optimizer's keys in another order than who loads nothing and is healed."""
+    same = ["--lr_scheduler.decay_ratio", "0.0", "--checkpoint.enable", "--checkpoint.interval", "500"]
+    same += ["--checkpoint.no-last_save_model_only"]
+    start(job, 2, 1, 4, more=same)
+    job.hurry()
+    assert job.finish(within_s=START_S).codes == {"g0": 0, "g1": 0}
+    again, steps = Job(tmp_path / "again"), 150
+    try:
+        shutil.copytree(job.folder / "checkpoint", again.folder / "checkpoint")
+        start(again, 2, 1, steps, "kill:g1:reduce:7", restarts=2, more=same)
+        again.wait_for(schema.Rejoined, HEAL_S, group="g1")
+        again.hurry()
+        facts = again.finish(within_s=HEAL_S)
+    finally:
+        again.end()
+    assert facts.codes == {"g0": 0, "g1": 0} and facts.epochs[0].first_step == 4
+    assert len(facts.all(schema.FaultInjected)) == 1 and facts.lost.keys() == {"g1"}
+    assert not facts.all(schema.HealFailed)
+    ours, theirs = digests(again, "g0"), digests(again, "g1")
+    assert theirs.items() <= ours.items() and steps in theirs and sorted(ours) == list(range(5, steps + 1))
