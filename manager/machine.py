@@ -202,6 +202,8 @@ class GroupMachine(Leaving):
         self.death_known = True
         if self.errors and not self.exits:
             return []  # it is ending by itself, and still prints why
+        if self._left():
+            return []  # it is out of the job as it was asked to be, and may still save
         return self._finish(exits.FENCED, f"left out of the job: {fence.reason}")
 
     def _stop(self, stop: m.Stop, now: float) -> list[Action]:

@@ -67,6 +67,20 @@ def test_a_deadline_that_passes_in_good_order_is_nothing() -> None:
     assert [end.exit_code for end in world.ended] == [0] and not world.said(m.Died)
 
 
+def test_a_group_that_has_left_ends_in_its_own_time_also_if_the_job_ends_first() -> None:
+    """Its script may still save; that it is fenced says nothing new."""
+    world = GroupWorld()
+    world.start()
+    asked(world)
+    world.plan(2, "g0", "g2", base=1)
+    world.vote(0, "reduced", 0, at=1, activates=2)
+    assert world.answer().verdict == "leave"
+    world.hears(m.Fence("left before step 1: SIGTERM"))
+    assert not world.ended and not world.killed
+    world.rank_ends(0, 0)
+    assert [end.exit_code for end in world.ended] == [0]
+
+
 def test_a_rank_may_ask_for_its_group() -> None:
     world = GroupWorld()
     world.start()
