@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -62,7 +63,10 @@ def check_passes(row: list[int], n: int) -> None:
 
 
 def sockets_of(pid: int) -> set[str]:
-    links = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    links = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.add(os.readlink(path))
     return {link for link in links if link.startswith("socket:")}
 
 
