@@ -119,18 +119,13 @@ class Rank:
         self._microbatches: Microbatches = 0
         self._until: int | None = None
         self._share: tuple[int, ...] = ()
-        self._ready = 0
-        self._attempt = 0
+        self._ready = self._attempt = 0
         self._group: EpochGroup | None = None
         self._step: Step | None = None
         self._outcome: Outcome | None = None
         self._reduced_as: Entry | None = None
-        self._left = False
+        self._left = self._follows = self._applies = self._copy_at_end = self.finished = False
         self._cancels = False  # the run ends before the step at hand, which others may not know yet
-        self._follows = False
-        self._applies = False
-        self._copy_at_end = False
-        self.finished = False
 
     __init__.__qualname__ = "Manager.__init__"  # Python names it so for a misspelt argument: nobody calls Rank
 

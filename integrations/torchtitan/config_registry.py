@@ -16,11 +16,10 @@ from typing import Any, cast
 from torchtitan.experiments import _supported_experiments
 from torchtitan.models import _supported_models
 
+from lightkeeper.cli.titan import SUFFIX
 from lightkeeper.errors import UsageError
 from lightkeeper.integrations.torchtitan.config import fault_tolerant
 from lightkeeper.manager.usererrors import tell_in_one_line
-
-SUFFIX = "_ft"
 
 
 def __getattr__(name: str) -> Callable[[], Any]:

@@ -42,6 +42,11 @@ STATE_KB_MAX = STATE_BYTES_MAX >> 10
 Batch = tuple[dict[str, Any], torch.Tensor]
 
 
+def valid_in(labels: torch.Tensor) -> int:
+    """How many labels count in the loss."""
+    return int((labels != IGNORE_INDEX).sum())
+
+
 class StepLoader(BaseDataLoader):
     """What the trainer asks for batches. Bound to a job once there is one: torchtitan builds it long before."""
 
@@ -65,7 +70,7 @@ class StepLoader(BaseDataLoader):
     def tokens(self, step: int, k: int) -> int:
         """Labels that count in this rank's part of a microbatch, 0 if there is none; it is kept for `batch`."""
         with self._timed(step, k):
-            return int((self._look(step, k)[1] != IGNORE_INDEX).sum()) if self._has(step, k) else 0
+            return valid_in(self._look(step, k)[1]) if self._has(step, k) else 0
 
     def reading_s(self) -> float:
         """Seconds that the last batch took, from the source to the trainer."""

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import utils as dist_utils
 
 import lightkeeper
+from lightkeeper.integrations.torchtitan.data import valid_in
 from lightkeeper.integrations.torchtitan.experts import LOADS, ExpertLoads
 from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.step import Step
@@ -155,14 +156,13 @@ class Run:
         assert self.step is not None
         return self.step.before[TOKENS].to(device)
 
-    def computed(self, k: int, loss: torch.Tensor, labels: torch.Tensor, valid: int) -> None:
+    def computed(self, k: int, loss: torch.Tensor, labels: torch.Tensor) -> None:
         """Microbatch `k` has been computed here.
 
         Args:
             k: its index.
             loss: summed over this rank's tokens of it, divided by those of the step.
-            labels: this rank's, any shape.
-            valid: how many of them count.
+            labels: this rank's, any shape, on the CPU.
         """
         assert self.step is not None
         step = self.step
@@ -173,7 +173,7 @@ class Run:
         loss = _plain(loss).detach()
         step.contribute(LOSS, loss)
         part = torch.zeros((self.microbatches, self.places), dtype=torch.float64, device=loss.device)
-        part[k, self.manager.place.index] = loss.double() * float(step.before[TOKENS]) / max(valid, 1)
+        part[k, self.manager.place.index] = loss.double() * float(step.before[TOKENS]) / max(valid_in(labels), 1)
         step.contribute(PARTS, part)
 
     def clip(self, max_norm: float) -> torch.Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torchtitan.components.dataloader import DataloaderExhaustedError
-from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools.logging import logger
@@ -160,7 +159,6 @@ class FaultTolerantTrainer(Trainer):
         processor = self.metrics_processor
         processor.ntokens_since_last_log += labels.numel()
         processor.data_loading_times.append(self.dataloader.reading_s())
-        valid = int((labels != IGNORE_INDEX).sum())
         inputs = {
             key: value.to(self.device) if isinstance(value, torch.Tensor) else value
             for key, value in input_dict.items()
@@ -170,7 +168,7 @@ class FaultTolerantTrainer(Trainer):
             labels=labels.to(self.device),
             global_valid_tokens=self.run.valid_tokens(self.device),
         )
-        self.run.computed(k, loss, labels, valid)
+        self.run.computed(k, loss, labels)
 
     def _log(self, grad_norm: torch.Tensor, lr_metrics: dict[str, float]) -> None:
         """The step's figures over all groups; raises for a loss that is not finite, in all of them alike."""
@@ -218,7 +216,7 @@ def _microbatches(config: Any, settings: Settings, group_batch: int) -> int:
 
 def _prepared(config: FaultTolerantTrainer.Config, standing: Standing) -> FaultTolerantTrainer.Config:
     """The config as all groups need it: a copy."""
-    config = per_group_folders(dataclasses.replace(config), standing.group)
+    config = per_group_folders(config, standing.group)
     if not config.training.disable_cuda_graphs:
         config.training = dataclasses.replace(config.training, disable_cuda_graphs=True)
         logger.info("Fault tolerance: CUDA graphs are off, since they would freeze gradient hooks into the graph")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lightkeeper.errors import UsageError
 
 MODULE = "lightkeeper.integrations.torchtitan"
-SUFFIX = "_ft"  # as that module's names of configs end
+SUFFIX = "_ft"  # how that module's names of configs end
 USAGE = "lightkeeper launch ... --torchtitan -- --module llama3 --config llama3_8b ARGS"
 
 

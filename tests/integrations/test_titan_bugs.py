@@ -29,6 +29,7 @@ cpu.install()
 
 import torch
 import torch.distributed as dist
+from state_objects import move
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -39,9 +40,7 @@ from lightkeeper.integrations.torchtitan import trainer as trainer_module
 from lightkeeper.integrations.torchtitan.run import Progress
 from lightkeeper.integrations.torchtitan.trainer import FaultTolerantTrainer
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
-from lightkeeper.manager.state.registry import StateRegistry, leaves_in
-from lightkeeper.manager.state.restore import Target
-from lightkeeper.manager.state.segments import Segments, dense_bytes
+from lightkeeper.manager.state.registry import StateRegistry
 from lightkeeper.manager.state.snapshot import Snapshotter
 
 NAME = Entry(Epoch(3, Term(1, "a")), 5)
@@ -104,19 +103,7 @@ class Group:
 
 def heal(donor: Group, joiner: Group) -> None:
     """What a transfer does."""
-    layout = donor.registry.layout(NAME)
-    target, segments, leaves = Target(joiner.registry, layout), Segments(layout), leaves_in(donor.registry.capture())
-    for index in range(layout.ranges):
-        data = b"".join(
-            bytes(dense_bytes(leaves[i].tensor)[at : at + n]) if i >= 0 else bytes(n)
-            for i, at, n in segments.pieces(*layout.bounds(index))
-        )
-        at = 0
-        for view in target.open(index):
-            view[:] = data[at : at + view.nbytes]
-            at += view.nbytes
-        target.arrived(index)
-    target.finish()
+    move(donor.registry, joiner.registry)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from lightkeeper.integrations.torchtitan import cpu
 
 cpu.install()
 
-import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchtitan.components.metrics import BaseLogger, MetricsProcessor
 from torchtitan.distributed import ParallelDims
@@ -33,14 +31,7 @@ AT_S = 1796022000  # the same in seconds
 LOSS, CHECK = "loss_metrics/global_avg_loss", "validation_metrics/loss"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of one rank."""
-    assert not dist.is_initialized()
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @dataclass

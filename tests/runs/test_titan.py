@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,24 +144,42 @@ def test_data_that_ends_cancels_the_same_step_in_all_groups(job: Job) -> None:
         assert said.count("Ran out of data; last step was canceled.") == 1 and "Training completed" in said
 
 
+def saving(interval: int) -> list[str]:
+    """Words that keep checkpoints from which a run can go on, with a rate that does not depend on the last step."""
+    return [
+        "--lr_scheduler.decay_ratio", "0.0", "--checkpoint.enable", "--checkpoint.interval", str(interval),
+        "--checkpoint.no-last_save_model_only",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def again(job: Job, tmp_path: Path) -> Iterator[Callable[[int, list[str]], Job]]:
+    """Ends a run of two groups after so many steps, and returns a job in whose folder its checkpoint lies."""
+    made = Job(tmp_path / "again")
+
+    def after(steps: int, words: list[str]) -> Job:
+        start(job, 2, 1, steps, more=words)
+        job.hurry()
+        assert job.finish(within_s=START_S).codes == {"g0": 0, "g1": 0}
+        shutil.copytree(job.folder / "checkpoint", made.folder / "checkpoint")
+        return made
+
+    yield after
+    made.end()
+
+
 @pytest.mark.long
-def test_a_run_goes_on_from_its_checkpoint_and_reads_what_comes_next(job: Job, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_its_checkpoint_and_reads_what_comes_next(
+    again: Callable[[int, list[str]], Job], tmp_path: Path
+) -> None:
     """Its losses are those of a run that was never ended; g1 does not write the checkpoint, and loads it."""
-    same = ["--lr_scheduler.decay_ratio", "0.0", "--checkpoint.enable", "--checkpoint.interval", "8"]
-    same += ["--checkpoint.no-last_save_model_only"]
-    start(job, 2, 1, 8, more=same)
-    job.hurry()
-    assert job.finish(within_s=START_S).codes == {"g0": 0, "g1": 0}
-    again = Job(tmp_path / "again")
-    try:
-        shutil.copytree(job.folder / "checkpoint", again.folder / "checkpoint")
-        start(again, 2, 1, 16, more=same)
-        again.hurry()
-        facts = again.finish(within_s=START_S)
-    finally:
-        again.end()
+    same = saving(8)
+    resumed = again(8, same)
+    start(resumed, 2, 1, 16, more=same)
+    resumed.hurry()
+    facts = resumed.finish(within_s=START_S)
     assert facts.codes == {"g0": 0, "g1": 0} and facts.epochs[0].first_step == 8
-    assert digests(again, "g0") == digests(again, "g1") and sorted(digests(again, "g0")) == list(range(9, 17))
+    assert digests(resumed, "g0") == digests(resumed, "g1") and sorted(digests(resumed, "g0")) == list(range(9, 17))
     shape = ["--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_parallel_shard_degree", "1"]
     alone = plain(tmp_path / "plain", 2, 16, *shape, *same[:2])
     assert losses(facts.said["g0"]) == [(step, alone[step]["loss"]) for step in range(9, 17)]
@@ -168,24 +187,16 @@ def test_a_run_goes_on_from_its_checkpoint_and_reads_what_comes_next(job: Job, t
 
 
 @pytest.mark.long
-def test_a_group_comes_back_to_a_run_that_began_at_a_checkpoint(job: Job, tmp_path: Path) -> None:
+def test_a_group_comes_back_to_a_run_that_began_at_a_checkpoint(again: Callable[[int, list[str]], Job]) -> None:
     """Whoever loaded it has the optimizer's keys in another order than who loads nothing and is healed."""
-    same = ["--lr_scheduler.decay_ratio", "0.0", "--checkpoint.enable", "--checkpoint.interval", "500"]
-    same += ["--checkpoint.no-last_save_model_only"]
-    start(job, 2, 1, 4, more=same)
-    job.hurry()
-    assert job.finish(within_s=START_S).codes == {"g0": 0, "g1": 0}
-    again, steps = Job(tmp_path / "again"), 150
-    try:
-        shutil.copytree(job.folder / "checkpoint", again.folder / "checkpoint")
-        start(again, 2, 1, steps, "kill:g1:reduce:7", restarts=2, more=same)
-        again.wait_for(schema.Rejoined, HEAL_S, group="g1")
-        again.hurry()
-        facts = again.finish(within_s=HEAL_S)
-    finally:
-        again.end()
+    same, steps = saving(500), 150
+    resumed = again(4, same)
+    start(resumed, 2, 1, steps, "kill:g1:reduce:7", restarts=2, more=same)
+    resumed.wait_for(schema.Rejoined, HEAL_S, group="g1")
+    resumed.hurry()
+    facts = resumed.finish(within_s=HEAL_S)
     assert facts.codes == {"g0": 0, "g1": 0} and facts.epochs[0].first_step == 4
     assert len(facts.all(schema.FaultInjected)) == 1 and facts.lost.keys() == {"g1"}
     assert not facts.all(schema.HealFailed)
-    ours, theirs = digests(again, "g0"), digests(again, "g1")
+    ours, theirs = digests(resumed, "g0"), digests(resumed, "g1")
     assert theirs.items() <= ours.items() and steps in theirs and sorted(ours) == list(range(5, steps + 1))

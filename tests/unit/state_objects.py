@@ -8,13 +8,39 @@ import torch
 from torch import nn
 
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
-from lightkeeper.manager.state.registry import StateRegistry
+from lightkeeper.manager.state.layout import Layout, layout_of
+from lightkeeper.manager.state.registry import StateRegistry, leaves_in
+from lightkeeper.manager.state.restore import Target
+from lightkeeper.manager.state.segments import Segments, dense_bytes
 
 RANGE_BYTES = 512
 
 
 def name_of(step: int, epoch: int = 3) -> Entry:
     return Entry(Epoch(epoch, Term(1, "lh-a")), step)
+
+
+def move(donor: StateRegistry, joiner: StateRegistry, range_bytes: int = RANGE_BYTES) -> Layout:
+    """What a transfer does, without sockets: by way of the layout's JSON, range by range."""
+    captured = donor.capture()
+    layout = Layout.from_bytes(layout_of(name_of(4), captured, range_bytes).to_bytes())
+    leaves = leaves_in(captured)
+    target = Target(joiner, layout)
+    segments = Segments(layout)
+    for index in reversed(range(layout.ranges)):
+        data = b"".join(
+            bytes(dense_bytes(leaves[i].tensor)[at : at + n]) if i >= 0 else bytes(n)
+            for i, at, n in segments.pieces(*layout.bounds(index))
+        )
+        at = 0
+        for view in target.open(index):
+            view[:] = data[at : at + view.nbytes]
+            at += view.nbytes
+        assert at == len(data)
+        target.arrived(index)
+    target.finish()
+    target.verify(donor.fingerprint(range_bytes))
+    return layout
 
 
 class Tied(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from state_objects import RANGE_BYTES, Averages, Training, name_of
+from state_objects import RANGE_BYTES, Averages, Training, move, name_of
 
 from lightkeeper.errors import UsageError
 from lightkeeper.manager.state import layout as layout_module
@@ -19,30 +19,7 @@ from lightkeeper.manager.state.codec import StateRefused
 from lightkeeper.manager.state.layout import Layout, LayoutError, layout_of
 from lightkeeper.manager.state.registry import StateRegistry, leaves_in
 from lightkeeper.manager.state.restore import StateDoesNotFit, Target
-from lightkeeper.manager.state.segments import Segments, checksum_ranges, dense_bytes
-
-
-def move(donor: StateRegistry, joiner: StateRegistry, range_bytes: int = RANGE_BYTES) -> Layout:
-    """What a transfer does, without sockets: by way of the layout's JSON, range by range."""
-    captured = donor.capture()
-    layout = Layout.from_bytes(layout_of(name_of(4), captured, range_bytes).to_bytes())
-    leaves = leaves_in(captured)
-    target = Target(joiner, layout)
-    segments = Segments(layout)
-    for index in reversed(range(layout.ranges)):
-        data = b"".join(
-            bytes(dense_bytes(leaves[i].tensor)[at : at + n]) if i >= 0 else bytes(n)
-            for i, at, n in segments.pieces(*layout.bounds(index))
-        )
-        at = 0
-        for view in target.open(index):
-            view[:] = data[at : at + view.nbytes]
-            at += view.nbytes
-        assert at == len(data)
-        target.arrived(index)
-    target.finish()
-    target.verify(donor.fingerprint(range_bytes))
-    return layout
+from lightkeeper.manager.state.segments import checksum_ranges, dense_bytes
 
 
 def test_a_whole_training_state_arrives_bit_by_bit():
