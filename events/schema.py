@@ -347,6 +347,8 @@ class GroupLost(Event, frozen=True, kw_only=True):
         evidence: what was seen, in words.
         phase: its phase when last seen.
         step: its step when last seen.
+        rank: the rank that it is about, -1 if no single one.
+        since_s: for how long before this line it had been so, in seconds.
     """
 
     cause: str
@@ -354,6 +356,108 @@ class GroupLost(Event, frozen=True, kw_only=True):
     evidence: str = ""
     phase: str = ""
     step: int = -1
+    rank: int = -1
+    since_s: float = 0.0
+
+
+class LastPhases(Event, frozen=True, kw_only=True):
+    """What the ranks of all members did when the lighthouse last heard of them; written when a recovery begins.
+
+    Attributes:
+        epoch: the recovery's.
+        phases: by group, in words: "ranks 0-2 reduce of step 12 for 0.4 s, rank 3 compute of step 12 for 3.1 s".
+        silent_s: by group, seconds since it was last heard.
+    """
+
+    epoch: int
+    term: int = 0
+    phases: dict[str, str] = {}
+    silent_s: dict[str, float] = {}
+
+
+class Armed(Event, frozen=True, kw_only=True):
+    """A manager watches the progress of its ranks: with which deadlines, in seconds by phase; `learnt`: from its run."""
+
+    deadlines: dict[str, float]
+    learnt: bool = False
+
+
+class Stuck(Event, frozen=True, kw_only=True):
+    """A rank lives and has made no progress for longer than the deadline of its phase.
+
+    Attributes:
+        since_s: seconds without progress.
+        deadline_s: what was borne.
+        how: how the deadline came about: "learnt from 40 microbatches", "declared", "nothing is learnt yet".
+        state: of its process: "running", "sleeping", "stopped".
+    """
+
+    rank: int
+    phase: str
+    step: int
+    since_s: float
+    deadline_s: float
+    how: str = ""
+    state: str = ""
+
+
+class Slow(Event, frozen=True, kw_only=True):
+    """A group has been slower than the others for a whole window of steps.
+
+    Attributes:
+        rank: its slowest.
+        node: host of that rank, "" if not known.
+        factor: its time for a microbatch, against the median of all groups.
+        costs: share of everybody's time that it costs, 0 to 1, as the work is dealt now.
+        steps: length of the window.
+        wait_s: what it waits for the others in a step, in seconds; the one that is slow waits least.
+        others_wait_s: median of the others' waiting.
+        flaps: how often it was slow and was not again, lately.
+        done: "reported", or "asked to leave".
+    """
+
+    rank: int
+    factor: float
+    costs: float
+    steps: int
+    step: int = -1
+    node: str = ""
+    wait_s: float = 0.0
+    others_wait_s: float = 0.0
+    flaps: int = 0
+    done: str = "reported"
+
+
+class SlowEnded(Event, frozen=True, kw_only=True):
+    """A group that was slow has been as fast as the others for a whole window of steps."""
+
+    step: int = -1
+
+
+class Quarantined(Event, frozen=True, kw_only=True):
+    """A node should get no more work before somebody has looked at it: `reason` and `evidence` in words."""
+
+    node: str
+    reason: str
+    evidence: str = ""
+
+
+class Evidence(Event, frozen=True, kw_only=True):
+    """What was kept of an incident before anything was aborted or killed.
+
+    Attributes:
+        folder: where, below the run's folder.
+        reason: what it was taken for.
+        taken: size in bytes by name: "stacks-rank0", "recorder-rank0", "log-rank0", "kernel", ...
+        missing: by name, why there is none.
+        seconds: what taking it took.
+    """
+
+    folder: str
+    reason: str = ""
+    taken: dict[str, int] = {}
+    missing: dict[str, str] = {}
+    seconds: float = 0.0
 
 
 class ReduceFailed(Event, frozen=True, kw_only=True):
@@ -435,7 +539,7 @@ KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Promoted, Parked, Waiting, Overlap,
     Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged, SettingsDiffer,
-    FaultInjected, GroupLost, ReduceFailed, Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
+    FaultInjected, GroupLost, LastPhases, Armed, Stuck, Slow, SlowEnded, Quarantined, Evidence, ReduceFailed, Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
     TookOver, UserError, Unauthorised,
     EventsDropped,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from harness import Job
-from test_titan import HEAL_S, START_S, arguments, holds, losses, plain, start
+from test_titan import HEAL_S, START_S, arguments, holds, plain, start
 from test_titan import pytestmark as needed
 
 from lightkeeper.events import schema
@@ -38,7 +38,7 @@ def hsdp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], dict[
             ]  # fmt: skip
             folder = tmp_path_factory.mktemp("hsdp")
             lines = plain(folder, groups * ranks, STEPS, *shape, stop=COMPARED, within_s=1200)
-            known[groups, ranks] = {step: line["loss"] for step, line in lines.items()}
+            known[groups, ranks] = {step: line["exact"] for step, line in lines.items()}
         return known[groups, ranks]
 
     return of
@@ -78,8 +78,11 @@ def reached(job: Job, group: str = "g0", step: int = AT) -> None:
 
 def traced(job: Job, group: str, rank: int) -> list[tuple[int, str]]:
     """Step and digest of all that every start of the group did, in order."""
-    lines = (job.folder / f"titan-{group}.{rank}").read_text().splitlines()
-    return [(line["step"], line["digest"]) for line in map(json.loads, lines)]
+    return [(line["step"], line["digest"]) for line in trace(job, group, rank)]
+
+
+def trace(job: Job, group: str, rank: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (job.folder / f"titan-{group}.{rank}").read_text().splitlines()]
 
 
 def check(facts: Any, job: Job, shape: tuple[int, int], lost: set[str], plain_losses: dict[int, float]) -> None:
@@ -102,7 +105,7 @@ def check(facts: Any, job: Job, shape: tuple[int, int], lost: set[str], plain_lo
                 assert [step for step, _ in mine] == list(range(1, STEPS + 1)), f"{name} did not do each step once"
             for step, digest in mine:
                 assert state.setdefault(step, digest) == digest, f"step {step}, rank {rank}: {name} has other bits"
-    whole = dict(losses(facts.said[min(names - lost)]))
+    whole = {line["step"]: line["exact"] for line in trace(job, min(names - lost), 0)}
     assert [whole[step] for step in plain_losses] == pytest.approx(list(plain_losses.values()), rel=1e-5)
     assert len(plain_losses) == COMPARED > AT + 10
 

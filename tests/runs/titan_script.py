@@ -80,10 +80,23 @@ def validated() -> Trainer.Config:
     return config
 
 
+def _log_of(processor):
+    """The losses, by step, that are logged from now on: as they are, and not as they are printed."""
+    logged, log = {}, type(processor).log
+
+    def kept(step, global_avg_loss, *given, **named):
+        logged[step] = global_avg_loss
+        log(processor, step, global_avg_loss, *given, **named)
+
+    processor.log = kept
+    return logged
+
+
 def traced(train_step):
     """Writes what each step left behind."""
 
     def step(self, *given):
+        logged = _log_of(self.metrics_processor)
         train_step(self, *given)
         if self.step == 1:
             misbehave(self)
@@ -91,7 +104,7 @@ def traced(train_step):
         run = getattr(self, "run", None)
         line = {
             "step": self.step, "digest": digest, "live": run is None or run.step.live,
-            "lr": self.lr_schedulers.get_metrics(), "seen": self.ntokens_seen,
+            "lr": self.lr_schedulers.get_metrics(), "seen": self.ntokens_seen, "exact": logged.get(self.step),
         }  # fmt: skip
         path = f"{OPTIONS['trace']}.{os.environ['RANK']}"
         with open(path, "a") as file:
