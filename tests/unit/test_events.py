@@ -54,8 +54,6 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "whom": "g1",
         "deadlines": {"compute": 15.0},
         "deadline_s": 15.0,
-        "rank": 1,
-        "phase": "compute",
         "factor": 1.5,
         "costs": 0.1,
         "steps": 20,
