@@ -376,7 +376,7 @@ class LastPhases(Event, frozen=True, kw_only=True):
 
 
 class Armed(Event, frozen=True, kw_only=True):
-    """A manager watches the progress of its ranks: with which deadlines, in seconds by phase; `learnt`: from its run."""
+    """A manager watches the progress of its ranks, with these deadlines in seconds by phase; `learnt`: from its run."""
 
     deadlines: dict[str, float]
     learnt: bool = False
@@ -539,7 +539,8 @@ KINDS: tuple[type[Event], ...] = (
     RunStarted, ProcessStarted, ProcessEnded, JobStopped, Finished, Left,
     Joined, Refused, Prepared, Promised, Activated, Promoted, Parked, Waiting, Overlap,
     Committed, Adopted, Recovered, Healing, HealFailed, BuildFailed, Copied, Healed, Rejoined, Diverged, SettingsDiffer,
-    FaultInjected, GroupLost, LastPhases, Armed, Stuck, Slow, SlowEnded, Quarantined, Evidence, ReduceFailed, Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
+    FaultInjected, GroupLost, LastPhases, Armed, Stuck, Slow, SlowEnded, Quarantined, Evidence, ReduceFailed,
+    Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
     TookOver, UserError, Unauthorised,
     EventsDropped,
 )  # fmt: skip

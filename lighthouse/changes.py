@@ -11,7 +11,6 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import STARTED_AGAIN
-from lightkeeper.lighthouse.leaving import Leaves
 from lightkeeper.lighthouse.names import Epoch, Member, Membership, speeds_in
 from lightkeeper.lighthouse.recovery import (
     Contradiction,
@@ -24,16 +23,16 @@ from lightkeeper.lighthouse.recovery import (
 )
 from lightkeeper.lighthouse.silence import Look
 from lightkeeper.lighthouse.speeds import changed, why
+from lightkeeper.lighthouse.telling import Telling, few
 
 COULD_NOT_FOLLOW = "it lost the entries before the one that made it a member"
 LAGS = "it lags by more than one entry"
 RECOVERIES_MAX = 3
 DEAL_S = 0.25
-NAMED_MAX = 8
 WHY_CHARS_MAX = 200
 
 
-class Changes(Leaves):
+class Changes(Telling):
     """A job that changes by recoveries and planned changes."""
 
     # ------------------------------------------------------------ what follows from the state
@@ -100,7 +99,7 @@ class Changes(Leaves):
 
     def _ask(self, asked: frozenset[str], cause: str, now: float) -> list[Action]:
         self.highest += 1
-        since = now if self.recovery is None else self.recovery.since
+        first, since = self.recovery is None, now if self.recovery is None else self.recovery.since
         epoch = Epoch(self.highest, self.term)
         self.recovery = Recovery(epoch, cause, since, asked)
         self._said_s = now  # nothing of it is repeated yet, and nobody is complained of
@@ -114,7 +113,7 @@ class Changes(Leaves):
         )
         for name in sorted(asked):
             actions += self._send(self.groups[name], m.Prepare(epoch, base))
-        return actions
+        return actions + (self._last_phases(now) if first else [])
 
     def _activate(self, now: float) -> list[Action]:
         assert self.recovery is not None
@@ -185,7 +184,7 @@ class Changes(Leaves):
             else:
                 reason = group.gone.cause if group.gone.detected_by == "left" else f"lost: {group.gone.cause}"
             why.setdefault(reason, []).append(member.group)
-        return "; ".join(f"{', '.join(_few(names))} {reason}" for reason, names in why.items())
+        return "; ".join(f"{', '.join(few(names))} {reason}" for reason, names in why.items())
 
     def _count_recovery(self) -> list[Action]:
         """Three recoveries in a row without a commit: leave out whom most failures name, then stop.
@@ -253,13 +252,14 @@ class Changes(Leaves):
         if now - self._dealt_s < max(DEAL_S, self.patience.beat_s):
             return []
         self._dealt_s = now
+        actions = self._mind_slow(now)
         speeds = None if self._ready_joiners(now) else self._new_speeds()
         if speeds is None:
-            return []
+            return actions
         assert self.newest is not None
         self._quiet = False
         reason = why(self.newest, speeds)
-        actions = self._prepare_change(self.newest.members, speeds, reason, ())
+        actions += self._prepare_change(self.newest.members, speeds, reason, ())
         self.reasons = {self.prepared[-1].epoch: reason}
         return actions
 
@@ -319,6 +319,8 @@ class Changes(Leaves):
         if old is not None:
             self.planned_s = self.planned_s if planned.members == old.members else self._ticked_s
             self.shrunk = len(planned.members) < len(old.members)
+            came = [g for g in (self.groups.get(m.group) for m in planned.members) if g and g.name not in old.groups]
+            self.heal_s = max((self._ticked_s - group.joined_s for group in came), default=self.heal_s)
             if changed(old, planned):
                 self.dealer.in_force()
         for member in old.members if old else ():
@@ -427,20 +429,6 @@ class Changes(Leaves):
 
     # ------------------------------------------------------------ words
 
-    def _lost_note(self, group: Group) -> Note:
-        assert group.gone is not None
-        gone = group.gone
-        self.first_failure = self.first_failure or f"{group.name}: {gone.cause}"
-        fields = {
-            "group": group.name,
-            "incarnation": group.incarnation,
-            "cause": gone.cause,
-            "detected_by": gone.detected_by,
-            "phase": gone.phase,
-            "step": gone.step,
-        }
-        return Note("group_lost", fields)
-
     def _repeat_activation(self) -> list[Action]:
         actions: list[Action] = []
         if self.activation is not None and self.recovery is None and self.newest == self.activation.membership:
@@ -471,21 +459,3 @@ class Changes(Leaves):
         working = [one for one in membership.members if one.group in benched and one.group not in membership.spares]
         about = {"epoch": membership.epoch, "step": step}
         return [Note("promoted", {"group": one.group, "incarnation": one.incarnation, **about}) for one in working]
-
-    def _say_waiting(self, now: float) -> list[Action]:
-        whom, why, since_s = self.waiting(now)
-        if not whom:
-            return []
-        whom = _few(whom)
-        waiting = m.Waiting(whom, why, round(since_s * 1000))
-        actions: list[Action] = [Note("waiting", {"whom": ", ".join(whom), "why": why, "since_s": since_s})]
-        for group in self.groups.values():
-            if group.in_touch:
-                actions += self._send(group, waiting)
-        return actions
-
-
-def _few(names: Sequence[str]) -> tuple[str, ...]:
-    """Said to all of them: with all of their names it would be O(N²)."""
-    more = len(names) - NAMED_MAX
-    return tuple(names) if more <= 0 else (*names[:NAMED_MAX], f"{more} more")

@@ -15,7 +15,10 @@ class Gone:
     Attributes:
         cause: one line for the person on call.
         detected_by: ``manager`` (its own manager said so), ``stream`` (broken), ``lease`` (silent), ``frozen``,
-            ``failures`` (named by most failed reduces), ``operator`` or ``left``.
+            ``progress`` (a rank lives and does not get on), ``failures`` (named by most failed reduces), ``operator``
+            or ``left``.
+        rank: the rank that it is about, -1 if no single one.
+        since_s: for how long it had been so when it was seen, in seconds.
         late: of one that left: it was asked to and ended before it could hand over its share.
     """
 
@@ -24,6 +27,8 @@ class Gone:
     phase: str = ""
     step: int = 0
     late: bool = False
+    rank: int = -1
+    since_s: float = 0.0
 
     @property
     def has_left(self) -> bool:

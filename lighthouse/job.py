@@ -13,6 +13,7 @@ from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import EVEN, Epoch, Member, Membership, Term
 from lightkeeper.lighthouse.recovery import Recovery
 from lightkeeper.lighthouse.silence import Patience, stands
+from lightkeeper.lighthouse.slow import SlowGroup, Slows
 from lightkeeper.lighthouse.spares import MEMBER, RESERVE, at_work, parked_words
 from lightkeeper.lighthouse.speeds import Dealer, usual
 
@@ -132,7 +133,9 @@ class Job:
         self.stopped: m.Stop | None = None
         self.told_to_stop = False
         self.copied: int | None = None
-        self.dealer = Dealer()
+        self.dealer, self.slows = Dealer(), Slows()
+        self.slow: dict[str, SlowGroup] = {}  # groups that are called slow
+        self.heal_s = 0.0  # how long the last one that came in took from its join on
         self.reasons: dict[Epoch, str] = {}  # for new shares, of `prepared`
         self.shrunk = False  # whether somebody left by the newest epoch, perhaps below the minimum
         self.refused = ("", "")  # who was turned away last, and why: those that wait for more groups wait for it
@@ -319,6 +322,7 @@ class Job:
             and group.beat is not None
             and group.beat.epoch == number
             and not group.beat.stopped_ms
+            and group.beat.overdue is None
             and not stands(group)
             for group in members
         )

@@ -51,7 +51,7 @@ class JobMachine(Changes):
         handler: Callable[[Group, Any, float], list[Action]] = getattr(self, f"_{type(message).__name__.lower()}")
         actions = handler(group, message, now)
         routine = not actions and not returned and group.follows == followed
-        if routine and isinstance(message, m.Beat) and not message.stopped_ms:
+        if routine and isinstance(message, m.Beat) and not message.stopped_ms and message.overdue is None:
             self._quiet = self._quiet and not stands(group)
             return []  # what it may mean, the next tick sees: a look at all for each word of each is O(N²)
         if self.reigns and isinstance(message, m.Acknowledged):
@@ -415,7 +415,7 @@ class JobMachine(Changes):
         if died.asked:
             group.gone = Gone(died.cause, "left", died.phase, died.step, late=True)
             return [Note("left", {"group": group.name, "incarnation": group.incarnation, "reason": died.cause})]
-        group.gone = Gone(died.cause, "manager", died.phase, died.step)
+        group.gone = Gone(died.cause, "manager", died.phase, died.step, rank=died.rank)
         actions: list[Action] = [self._lost_note(group)]
         if died.error is not None:
             self.errors[group.name] = died.error

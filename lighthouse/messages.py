@@ -30,6 +30,7 @@ class Hello:
         seen: the newest membership that this manager was told of without ever having been a member.
         died: the group is over, and no lighthouse was there to be told; nothing else follows on the stream.
         by_speed: whether work is dealt by speed; else all work alike. The same in all groups of a job.
+        evicts_slow: whether a group that is slow for long is asked to leave, where that pays.
     """
 
     job: str
@@ -50,6 +51,7 @@ class Hello:
     spares: int = 0
     role: str = "member"
     seen: Membership | None = None
+    evicts_slow: bool = False
 
     @property
     def members(self) -> int:
@@ -82,6 +84,28 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class Overdue:
+    """A rank that lives and has done nothing new for longer than the deadline of its phase."""
+
+    rank: int
+    phase: str
+    idle_ms: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What some ranks of a group do, for how long the one that waits (is stopped, does nothing new) longest has."""
+
+    ranks: tuple[int, ...]
+    phase: str
+    step: int
+    idle_ms: int = 0
+    waiting_ms: int = 0
+    stopped_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Proof of life and progress of a group.
 
@@ -93,6 +117,10 @@ class Beat:
         stopped_ms: how long a rank has been stopped (frozen by a signal) without beating, 0 if none is.
         microbatch_us: microseconds that its slowest rank takes for a microbatch, 0 if that is not known.
         total: microbatches of the step, over all groups.
+        slowest: the rank that takes so long.
+        wait_us: microseconds that the group waits for the others in a step; that of the rank that waits least.
+        overdue: the rank that has made no progress for longest beyond its deadline, None if none has.
+        ranks: what all ranks do, those that do the same together.
     """
 
     epoch: int
@@ -102,6 +130,10 @@ class Beat:
     stopped_ms: int = 0
     microbatch_us: int = 0
     total: int = 0
+    slowest: int = 0
+    wait_us: int = 0
+    overdue: Overdue | None = None
+    ranks: tuple[Doing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ STANDING_MS_MIN = 20
 OFTEN_MAX = 64  # so many groups may beat at the shortest interval: some 320 messages a second
 OVERDUE_BEATS = 2.0
 ASKED_SHARE = 0.65  # of the lease, since it takes somebody a while to say that it stands, and then to be asked
+NAMED_MAX = 8
 ASKED_MAX = 32  # in one look: with two looks to an interval no more than `OFTEN_MAX` groups cause
 
 
@@ -67,6 +68,11 @@ def stands(group: Group) -> bool:
     return group.beat is not None and group.beat.waiting_ms >= STANDING_MS_MIN
 
 
+def overdue(group: Group) -> bool:
+    """Whether a rank of it lives and has made no progress for longer than its manager bears."""
+    return group.beat is not None and group.beat.overdue is not None
+
+
 def silent(group: Group, patience: Patience, now: float, times: int = 1) -> bool:
     """Whether one in touch has been silent for longer than is borne, or so many times as long."""
     since = group.asked_s if patience.asks else group.heard
@@ -88,6 +94,9 @@ class Look:
         self.waited = None if waited is None else frozenset(waited)
         self._here = sum(g.gone is None for g in members)
         self._failed = sum(g.failed is not None for g in members)
+        self._all_overdue = all(
+            overdue(g) for g in members if g.gone is None
+        )  # nobody's fault: they wait for one thing
         self._few = 2 * sum(g.in_touch for g in members) < len(members)
         standing = [g for g in members if g.gone is None and stands(g) and self._fresh(g)]
         self._standing = heapq.nlargest(2, standing, key=_waiting_ms)
@@ -112,7 +121,16 @@ class Look:
         bound_s = self.patience.lease_s * times
         stopped_s = 0.0 if group.beat is None else group.beat.stopped_ms / 1000
         if stopped_s > self.patience.lease_s:
-            return Gone(f"a rank has been stopped for {stopped_s:.1f} s", "frozen", phase, step)
+            return Gone(
+                f"{_stopped(group)} been stopped for {stopped_s:.1f} s",
+                "frozen",
+                phase,
+                step,
+                since_s=stopped_s,
+                rank=_stopped_rank(group),
+            )
+        if overdue(group) and not self._all_overdue:
+            return _without_progress(group)
         if not epoch_is_over and stands_s < bound_s:
             return None  # others may still commit, and each commit proves that it lives
         silent_s = self.now - group.heard
@@ -121,10 +139,11 @@ class Look:
                 return Gone("its manager's stream broke and a member found the epoch broken", "stream", phase, step)
             if silent_s > self.patience.away_s * times:
                 return Gone(
-                    f"its manager's stream broke and did not come back within {silent_s:.1f} s", "lease", phase, step
-                )
+                    f"its manager's stream broke and did not come back within {silent_s:.1f} s", "lease", phase, step,
+                    since_s=silent_s,
+                )  # fmt: skip
         elif silent(group, self.patience, self.now, times):
-            return Gone(f"its manager has been silent for {silent_s:.1f} s", "lease", phase, step)
+            return Gone(f"its manager has been silent for {silent_s:.1f} s", "lease", phase, step, since_s=silent_s)
         return None
 
     def to_ask(self) -> list[Group]:
@@ -171,6 +190,33 @@ def _stands_with(group: Group, witness: Group | None) -> bool:
     if witness is None or witness.beat is None or group.beat is None or not stands(group):
         return False
     return (group.beat.epoch, group.beat.step) == (witness.beat.epoch, witness.beat.step)
+
+
+def _stopped_ranks(group: Group) -> list[int]:
+    return sorted(rank for doing in group.beat.ranks if doing.stopped_ms for rank in doing.ranks) if group.beat else []
+
+
+def _stopped_rank(group: Group) -> int:
+    stopped = _stopped_ranks(group)
+    return stopped[0] if len(stopped) == 1 else -1
+
+
+def _stopped(group: Group) -> str:
+    """``rank 1 has``, or ``ranks 0, 1 have``."""
+    stopped = _stopped_ranks(group)
+    if len(stopped) > 1:
+        return f"ranks {', '.join(map(str, stopped[:NAMED_MAX]))}{' and more' if stopped[NAMED_MAX:] else ''} have"
+    return f"rank {stopped[0]} has" if stopped else "a rank has"
+
+
+def _without_progress(group: Group) -> Gone:
+    assert group.beat is not None and group.beat.overdue is not None
+    late, step = group.beat.overdue, group.beat.step
+    idle_s, borne = late.idle_ms / 1000, f"{late.deadline_ms / 1000:.1f} s are borne"
+    cause = (
+        f"rank {late.rank} lives and has made no progress in {late.phase} of step {step} for {idle_s:.1f} s ({borne})"
+    )
+    return Gone(cause, "progress", late.phase, step, rank=late.rank, since_s=idle_s)
 
 
 def _waiting_ms(group: Group) -> int:

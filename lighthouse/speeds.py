@@ -80,12 +80,13 @@ def better(membership: Membership, paces_us: Sequence[int], total: int) -> tuple
     before = _step_us(total, now, paces)
     if total / sum(1 / paces[slot] for slot in working) > before * (1 - GAIN):
         return None  # no shares could win so much; a deal among a thousand takes a tenth of a second
-    new = [_rounded(median_us / paces[slot]) if now[slot] else 0 for slot in range(len(now))]
+    new = [rounded(median_us / paces[slot]) if now[slot] else 0 for slot in range(len(now))]
     after = _step_us(total, new, paces)
     return None if after > before * (1 - GAIN) else speeds_in(new)
 
 
-def _rounded(share_of_median: float) -> int:
+def rounded(share_of_median: float) -> int:
+    """A speed relative to the median, as it is dealt by."""
     bounded = min(float(FACTOR_MAX), max(1 / FACTOR_MAX, share_of_median))
     return max(GRAIN, GRAIN * round(EVEN * bounded / GRAIN))
 

@@ -24,6 +24,9 @@ class RankView:
         waiting_s: how long it has been standing in a reduce, 0 if it does not.
         stopped_s: how long it has been stopped by a signal, 0 if it is not.
         microbatch_us: microseconds that it takes for a microbatch, 0 if that is not known.
+        idle_s: how long it has done nothing new though it waits for nobody, 0 if it waits or gets on.
+        expected_s: how long it said this would take, 0 if it said nothing.
+        wait_us: microseconds that it waits for the other groups in a step, 0 if that is not known.
     """
 
     phase: str
@@ -31,6 +34,9 @@ class RankView:
     waiting_s: float
     stopped_s: float
     microbatch_us: int = 0
+    idle_s: float = 0.0
+    expected_s: float = 0.0
+    wait_us: int = 0
 
 
 class Answers:

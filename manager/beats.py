@@ -46,8 +46,8 @@ class Beats:
         said = self._said
         if said is None or now - self._said_s >= beat_s:
             return True
-        if (said.epoch, said.phase == "follow", said.stopped_ms > 0) != (
-            beat.epoch, beat.phase == "follow", beat.stopped_ms > 0,
+        if (said.epoch, said.phase == "follow", said.stopped_ms > 0, said.overdue is None) != (
+            beat.epoch, beat.phase == "follow", beat.stopped_ms > 0, beat.overdue is None,
         ):  # fmt: skip
             return True
         stands = beat.waiting_ms >= max(1000 * STANDS_S, self.unusual_ms)

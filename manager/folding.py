@@ -114,21 +114,37 @@ def by_node(told: Iterable[tuple[int | None, local.ToRank]], nodes: int, per_nod
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Ranks in one phase of one step, seen as their worst: how long one waits, is stopped, takes for a microbatch."""
+    """Ranks in one phase of one step, seen as their worst: how long one waits, is stopped, does nothing new, takes for
+    a microbatch; and how little one waits in a step.
+    """
 
     ranks: tuple[int, ...]
     view: RankView
 
 
 def fold_views(views: dict[int, RankView]) -> list[Views]:
-    """Ranks in the same phase and step, seen together; those that wait, and those that are stopped, by themselves."""
-    groups: dict[tuple[str, int, bool, bool], list[int]] = {}
+    """Ranks in the same phase and step, seen together; those that wait, those that are stopped, those that have done
+    nothing new for about as long, and the slowest, by themselves.
+    """
+    slowest = max(views, key=lambda rank: (views[rank].microbatch_us, -rank), default=-1)
+    slowest = slowest if slowest in views and views[slowest].microbatch_us else -1
+    groups: dict[tuple[object, ...], list[int]] = {}
     for rank, view in sorted(views.items()):
-        groups.setdefault((view.phase, view.step, view.waiting_s > 0, view.stopped_s > 0), []).append(rank)
-    folded = []
-    for (phase, step, _, _), ranks in groups.items():
-        mine = [views[rank] for rank in ranks]
-        waiting_s, stopped_s = max(view.waiting_s for view in mine), max(view.stopped_s for view in mine)
-        slowest_us = max(view.microbatch_us for view in mine)
-        folded.append(Views(tuple(ranks), RankView(phase, step, waiting_s, stopped_s, slowest_us)))
-    return folded
+        idle = int(view.idle_s).bit_length()  # below a second all are alike, then each doubling
+        alike = (view.phase, view.step, view.waiting_s > 0, view.stopped_s > 0, idle, view.expected_s, rank == slowest)
+        groups.setdefault(alike, []).append(rank)
+    return [Views(tuple(ranks), _worst([views[rank] for rank in ranks])) for ranks in groups.values()]
+
+
+def _worst(views: list[RankView]) -> RankView:
+    """Of views in one phase of one step."""
+    return RankView(
+        views[0].phase,
+        views[0].step,
+        max(view.waiting_s for view in views),
+        max(view.stopped_s for view in views),
+        max(view.microbatch_us for view in views),
+        max(view.idle_s for view in views),
+        views[0].expected_s,
+        min(view.wait_us for view in views),
+    )

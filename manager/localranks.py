@@ -17,7 +17,7 @@ from lightkeeper.manager import local
 from lightkeeper.manager.answers import RankView
 from lightkeeper.manager.folding import Folder, Said
 from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
-from lightkeeper.manager.progress import STANDING, read_progress
+from lightkeeper.manager.progress import read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 
 SILENT_S_MIN = 0.5
@@ -126,8 +126,10 @@ class LocalRanks:
         else:
             self._stopped_since.pop(rank, None)
             since = now
-        waiting_s = page.since_s if page.phase in STANDING else 0.0
-        return RankView(page.phase, page.step, waiting_s, now - since, page.microbatch_us)
+        return RankView(
+            page.phase, page.step, page.waiting_s, now - since, page.microbatch_us, page.idle_s, page.expected_s,
+            page.wait_us,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ inside
 

@@ -17,7 +17,7 @@ from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, DropKeys, Note, Tell, ToRanks
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
 from lightkeeper.manager.ends import ENDS_S_MAX
-from lightkeeper.manager.leaving import Leaving
+from lightkeeper.manager.overdue import Overdues
 
 __all__ = ["GroupMachine", "RankView"]
 
@@ -28,7 +28,7 @@ TORN = (
 )
 
 
-class GroupMachine(Leaving):
+class GroupMachine(Overdues):
     """The group's side of the protocol: what it is told, by the lighthouse, by its ranks and by the clock."""
 
     # ------------------------------------------------------------ the stream
@@ -55,6 +55,7 @@ class GroupMachine(Leaving):
             place=place,
             died=self.died,
             by_speed=s.deal == "speed",
+            evicts_slow=s.slow == "evict",
         )
 
     def connected(self, now: float, place: int = 0) -> list[Action]:
@@ -300,6 +301,9 @@ class GroupMachine(Leaving):
         self._beats.stood(self.step, round(1000 * max((view.waiting_s for view in views.values()), default=0.0)))
         if self.parked:  # not waiting for anything that is late
             self.waiting = dict.fromkeys(self.waiting, now)
+        actions += self._mind_progress(now)
+        if self.ending is not None:
+            return actions
         actions += self._ask_members(now)
         actions += self._beat_if_due(now)
         if self.errors and now - self._raised_s > ENDS_S_MAX:
@@ -349,5 +353,9 @@ class GroupMachine(Leaving):
         if phase == "follow" and self.lost:
             phase = "heal"  # another rank needs a fresh copy: the group cannot be taken in
         number = 0 if self.known is None else self.known.epoch.number
-        pace_us = max((view.microbatch_us for view in views.values()), default=0)  # a group is as slow as its slowest
-        return m.Beat(number, self.step, phase, round(waiting_s * 1000), round(stopped_s * 1000), pace_us, self.total)
+        slowest = max(views, key=lambda rank: views[rank].microbatch_us, default=0)  # the group is as slow as this rank
+        return m.Beat(
+            number, self.step, phase, round(waiting_s * 1000), round(stopped_s * 1000),
+            views[slowest].microbatch_us if views else 0, self.total, slowest,
+            min((view.wait_us for view in views.values()), default=0), self.overdue, self._doing(),
+        )  # fmt: skip

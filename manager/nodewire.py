@@ -60,6 +60,9 @@ def views_to_wire(views: Iterable[Views]) -> list[Any]:
             waiting_ms=_ms(one.view.waiting_s),
             stopped_ms=_ms(one.view.stopped_s),
             microbatch_us=one.view.microbatch_us,
+            idle_ms=_ms(one.view.idle_s),
+            expected_ms=round(1000 * one.view.expected_s),
+            wait_us=one.view.wait_us,
         )
         for one in views
     ]
@@ -70,7 +73,16 @@ def views_from_wire(wire: Iterable[Any], ranks: range) -> tuple[Views, ...]:
     return tuple(
         Views(
             tuple(rank for rank in one.ranks if rank in ranks),
-            RankView(one.phase, one.step, one.waiting_ms / 1000, one.stopped_ms / 1000, one.microbatch_us),
+            RankView(
+                one.phase,
+                one.step,
+                one.waiting_ms / 1000,
+                one.stopped_ms / 1000,
+                one.microbatch_us,
+                one.idle_ms / 1000,
+                one.expected_ms / 1000,
+                one.wait_us,
+            ),
         )
         for one in wire
     )

@@ -36,10 +36,15 @@ PHASES = (
 )
 EXPECTED = ("checkpoint", "compile", "evaluation", "profile")  # what a loop declares with `Manager.expect`
 STANDING = ("before", "reduce", "closing")  # in these it waits for the other groups
-_LAYOUT = struct.Struct("<qqqqqq")  # phase, step, since_ns, beat_ns, microbatches, microbatch_us
+WATCHED = ("compute", "before", "reduce", "closing", "apply", "replay", *EXPECTED)  # in these it must get on by itself
+NOBODY, OWN, OTHERS = range(3)  # whom it waits for: it is its own turn; ranks of its own group; the other groups
+# phase, step, since_ns, beat_ns, microbatches, microbatch_us, waits_for, moved_ns, expected_us, wait_us
+_LAYOUT = struct.Struct("<qqqqqqqqqq")
 SIZE = _LAYOUT.size
-_BEAT = struct.Struct("<q")
+_NUMBER = struct.Struct("<q")
 _BEAT_AT = 24
+_WAITS = struct.Struct("<qq")
+_WAITS_AT = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,10 @@ class Progress:
         silent_s: seconds since the rank's own thread last beat.
         microbatches: microbatches begun in this step.
         microbatch_us: microseconds that one takes, 0 while that is not known.
+        waits_for: `NOBODY`, `OWN` (ranks of its group) or `OTHERS` (groups).
+        moved_s: seconds since it did anything new, or began to wait for somebody else.
+        expected_s: seconds that it said this phase would take, 0 if it said nothing.
+        wait_us: microseconds that it waits for the other groups in a step, 0 while that is not known.
     """
 
     phase: str
@@ -61,6 +70,20 @@ class Progress:
     silent_s: float
     microbatches: int
     microbatch_us: int = 0
+    waits_for: int = NOBODY
+    moved_s: float = 0.0
+    expected_s: float = 0.0
+    wait_us: int = 0
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which it has done nothing new though it waits for nobody; 0 where it need not get on."""
+        return self.moved_s if self.phase in WATCHED and self.waits_for == NOBODY else 0.0
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds for which it has been standing for the other groups, 0 if it does not."""
+        return self.moved_s if self.waits_for == OTHERS else 0.0
 
 
 class PageNotMade(ToldError):
@@ -87,18 +110,25 @@ class ProgressPage:
                 "folder"
             ) from error
         self.phase, self.step, self.microbatches = "start", 0, 0
-        self.microbatch_us = 0  # shown from the next phase on
+        self.microbatch_us = self.wait_us = 0  # shown from the next phase on
         self.enter("start", 0)
 
-    def enter(self, phase: str, step: int, microbatches: int = 0) -> None:
-        """The training thread is in this phase from now on."""
+    def enter(self, phase: str, step: int, microbatches: int = 0, expected_s: float = 0.0) -> None:
+        """The training thread is in this phase from now on; `expected_s` as in `Progress`."""
         now = time.monotonic_ns()
-        self.phase, self.step, self.microbatches = phase, step, microbatches
-        self._page[:SIZE] = _LAYOUT.pack(PHASES.index(phase), step, now, now, microbatches, self.microbatch_us)
+        self.phase, self.step, self.microbatches, self.expected_s = phase, step, microbatches, expected_s
+        self._page[:SIZE] = _LAYOUT.pack(
+            PHASES.index(phase), step, now, now, microbatches, self.microbatch_us, NOBODY, now, round(1e6 * expected_s),
+            self.wait_us,
+        )  # fmt: skip
+
+    def waits(self, whom: int) -> None:
+        """Whom the training thread waits for from now on: `NOBODY`, `OWN` or `OTHERS`."""
+        _WAITS.pack_into(self._page, _WAITS_AT, whom, time.monotonic_ns())
 
     def beat(self) -> None:
         """The rank's listening thread lives."""
-        _BEAT.pack_into(self._page, _BEAT_AT, time.monotonic_ns())
+        _NUMBER.pack_into(self._page, _BEAT_AT, time.monotonic_ns())
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -118,6 +148,11 @@ def read_progress(path: Path) -> Progress | None:
         return None
     if len(raw) != SIZE:
         return None
-    phase, step, since_ns, beat_ns, microbatches, microbatch_us = _LAYOUT.unpack(raw)
+    phase, step, since_ns, beat_ns, microbatches, microbatch_us, waits_for, moved_ns, expected_us, wait_us = (
+        _LAYOUT.unpack(raw)
+    )
     now = time.monotonic_ns()
-    return Progress(PHASES[phase], step, (now - since_ns) / 1e9, (now - beat_ns) / 1e9, microbatches, microbatch_us)
+    return Progress(
+        PHASES[phase], step, (now - since_ns) / 1e9, (now - beat_ns) / 1e9, microbatches, microbatch_us, waits_for,
+        (now - moved_ns) / 1e9, expected_us / 1e6, wait_us,
+    )  # fmt: skip

@@ -25,11 +25,12 @@ from lightkeeper.manager.fingerprint import Modules, Optimizers, named_optimizer
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, Over
 from lightkeeper.manager.joining import Joiner
 from lightkeeper.manager.pace import Pace
-from lightkeeper.manager.progress import ProgressPage
+from lightkeeper.manager.progress import OTHERS, ProgressPage
 from lightkeeper.manager.randomness import seed_microbatch
 from lightkeeper.manager.record import StepRecord
 from lightkeeper.manager.reducer import Outcome, Reducer
 from lightkeeper.manager.settings import Settings, read_settings
+from lightkeeper.manager.shown import ShownGroup
 from lightkeeper.manager.signals import LeaveSignal
 from lightkeeper.manager.spawn import find_or_start_manager, rank_and_settings
 from lightkeeper.manager.state.registry import StateRegistry
@@ -237,7 +238,7 @@ class Rank:
     def _take_up(self) -> None:
         """Takes the plan's epoch up: its group, and what a step that is done in it needs first."""
         assert self._plan is not None and self._reducer is not None
-        self._group = self._epochs.take(self._plan.epoch)
+        self._group = ShownGroup(self._epochs.take(self._plan.epoch), self.page.waits, OTHERS)
         self._reducer.attach(self._group)
         self._epochs.drop(self._plan.epoch)
         if self._plan.adopt is None:
@@ -319,7 +320,7 @@ class Rank:
         assert self._reducer is not None
         self._plan = self._epochs.plan(epoch)
         try:
-            self._group = self._epochs.take(epoch)
+            self._group = ShownGroup(self._epochs.take(epoch), self.page.waits, OTHERS)
         except GroupFailed as error:
             self._group = Over(error)  # a recovery has ended it already: the next reduce says so
         self._suspects = None
@@ -412,8 +413,8 @@ class Rank:
         self._record.begin()
         self._before.begin(index)
 
-    def _enter(self, phase: str, index: int, microbatches: int = 0) -> None:
-        self.page.enter(phase, index, microbatches)
+    def _enter(self, phase: str, index: int, microbatches: int = 0, expected_s: float = 0.0) -> None:
+        self.page.enter(phase, index, microbatches, expected_s)
         self._injector.reached(phase, index)
 
     def _turned_away(self, line: str) -> None:

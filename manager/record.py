@@ -103,6 +103,11 @@ class StepRecord:
         self._stop_standing()
         self._committed_s = time.monotonic()
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds of the step at hand for which the rank has been waiting for the other groups."""
+        return self._waited_s
+
     def applied(self, step: Step, entry: Entry, digest: str | None) -> None:
         """The loop's body has ended."""
         number, term = entry.epoch.number, entry.epoch.term.number

@@ -23,6 +23,7 @@ START_BUDGETS = 10
 STRANGE_CHARS_MAX = 400
 GROUPS_MAX = 1_000_000
 DEALS = ("speed", "even")
+SLOWS = ("report", "evict")
 NODES_MAX = 10_000
 OTHER_VARIABLES = frozenset(
     [
@@ -61,6 +62,7 @@ class Settings:
         host: address at which peers reach this node; empty takes the interface that routes to the lighthouse.
         bucket_mb: size of a gradient bucket, in MiB.
         history_mb: bound on the entries kept while a group joins, in MiB; beyond it the joiner starts over.
+        slow: ``report``: a group that is slow for long is said to be; ``evict``: it is asked to leave where that pays.
         deal: ``speed``: who is slower gets fewer microbatches; ``even``: all get as many. Alike in all groups.
         notice_file: when this file appears the group leaves, within the seconds that it holds if it holds any; empty:
             no file is looked for.
@@ -87,6 +89,7 @@ class Settings:
     history_mb: float = 4096.0
     fingerprint_every: int = 0
     deal: str = "speed"
+    slow: str = "report"
     notice_file: str = ""
 
     def __post_init__(self) -> None:
@@ -109,6 +112,8 @@ class Settings:
             raise UsageError(f"history_mb {self.history_mb}: give 0 to {1 << 20} MiB")
         if not math.isfinite(self.start_window_s):
             raise UsageError(f"start_window_s {self.start_window_s}: give a number of seconds")
+        if self.slow not in SLOWS:
+            raise UsageError(f"slow {self.slow!r}: give {' or '.join(SLOWS)}")
         if self.deal not in DEALS:
             raise UsageError(f"deal {self.deal!r}: give {' or '.join(DEALS)}")
         if self.start_window_s < 0 or self.fingerprint_every < 0:
@@ -159,6 +164,11 @@ class Settings:
     def reduce_timeout_s(self) -> float:
         """How long a reduce may stand for a member that lives but does not arrive."""
         return self.outage_budget_s * START_BUDGETS
+
+    @property
+    def stall_floor_s(self) -> float:
+        """For how long a rank may do nothing new in any case."""
+        return self.outage_budget_s / 4
 
     @property
     def start_budget_s(self) -> float:

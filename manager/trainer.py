@@ -30,6 +30,7 @@ from lightkeeper.manager.within import form_within
 from lightkeeper.words import say
 
 REASON_CHARS_MAX = 200
+EXPECTED_S_MAX = 86_400
 
 
 class Manager(Follower):
@@ -253,23 +254,28 @@ class Manager(Follower):
         self._close()
 
     @contextlib.contextmanager
-    def expect(self, what: str) -> Iterator[None]:
-        """``with manager.expect("evaluation"):`` says that what the training thread does there is no part of a step.
+    def expect(self, what: str, seconds: float | None = None) -> Iterator[None]:
+        """``with manager.expect("evaluation", seconds=600):`` says that what the training thread does there is no part
+        of a step, and how long it may take before the rank is held to be stuck.
 
         `lightkeeper status` shows it as the group's phase, and so does the event of a group that is lost there. A step
         that begins or ends inside shows itself again.
 
         Args:
             what: "checkpoint", "compile", "evaluation" or "profile".
+            seconds: by which it has certainly ended; None: as long as such a phase usually takes, many times over, and
+                the first time as long as a first step may.
 
         Raises:
             UsageError: for anything else.
         """
         if what not in EXPECTED:
             raise UsageError(f"expect({what!r}): give {', '.join(map(repr, EXPECTED[:-1]))} or {EXPECTED[-1]!r}")
+        if seconds is not None and not 0 < seconds <= EXPECTED_S_MAX:
+            raise UsageError(f"expect({what!r}, seconds={seconds!r}): give more than 0 and at most {EXPECTED_S_MAX}")
         page = self.page
-        before = page.phase, page.step, page.microbatches
-        self._enter(what, page.step)
+        before = page.phase, page.step, page.microbatches, page.expected_s
+        self._enter(what, page.step, expected_s=seconds or 0.0)
         try:
             yield
         finally:
@@ -387,6 +393,8 @@ class Manager(Follower):
         self._reducer.commit()
         self._entries.committed(self._reduced_as)
         self._record.commits(self._outcome)
+        self._pace.waited(self._record.waited_s)
+        self.page.wait_us = self._pace.wait_us
         for watcher in self._watchers:
             watcher.committed(step.index, self._outcome.reduced)
         self._enter("apply", step.index)
@@ -404,6 +412,7 @@ class Manager(Follower):
         self._within = form_within(
             self.place, keys, self.rank, self.settings.ranks, self._host, self.settings.start_budget_s
         )
+        self._within.show(self.page.waits)
         self._reducer = chosen_reducer()(
             self._parameters,
             self._layout,

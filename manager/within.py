@@ -7,7 +7,7 @@ the manager's own, over rendezvous keys that never leave their manager.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ import torch
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.manager.extras import ExtrasLayout, check_exact
 from lightkeeper.manager.groups import Alone, EpochGroup, GroupFailed, KeyValue, start_build
+from lightkeeper.manager.progress import OWN
+from lightkeeper.manager.shown import ShownGroup
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -171,6 +173,10 @@ class Within:
         for more in parts[1:]:
             total += more
         return total
+
+    def show(self, waits: Callable[[int], None]) -> None:
+        """Tells `waits` from now on when this rank waits for the others of its group."""
+        self._group = ShownGroup(self._group, waits, OWN)
 
     def close(self) -> None:
         """Lets go of the connections."""

@@ -141,7 +141,7 @@ class ToManager(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., outside: _Optional[_Union[Outside, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died", "by_speed", "spares", "role", "seen")
+    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died", "by_speed", "spares", "role", "seen", "evicts_slow")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class Hello(_message.Message):
     SPARES_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
+    EVICTS_SLOW_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
     incarnation: str
@@ -178,7 +179,8 @@ class Hello(_message.Message):
     spares: int
     role: str
     seen: Roster
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., by_speed: _Optional[bool] = ..., spares: _Optional[int] = ..., role: _Optional[str] = ..., seen: _Optional[_Union[Roster, _Mapping]] = ...) -> None: ...
+    evicts_slow: bool
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., by_speed: _Optional[bool] = ..., spares: _Optional[int] = ..., role: _Optional[str] = ..., seen: _Optional[_Union[Roster, _Mapping]] = ..., evicts_slow: _Optional[bool] = ...) -> None: ...
 
 class Acknowledged(_message.Message):
     __slots__ = ("term",)
@@ -206,7 +208,7 @@ class Join(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ..., fingerprint: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms", "microbatch_us", "total")
+    __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms", "microbatch_us", "total", "slowest", "wait_us", "overdue", "ranks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +216,10 @@ class Beat(_message.Message):
     STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_US_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     phase: str
@@ -221,7 +227,39 @@ class Beat(_message.Message):
     stopped_ms: int
     microbatch_us: int
     total: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+    slowest: int
+    wait_us: int
+    overdue: Overdue
+    ranks: _containers.RepeatedCompositeFieldContainer[Doing]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., total: _Optional[int] = ..., slowest: _Optional[int] = ..., wait_us: _Optional[int] = ..., overdue: _Optional[_Union[Overdue, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Doing, _Mapping]]] = ...) -> None: ...
+
+class Overdue(_message.Message):
+    __slots__ = ("rank", "phase", "idle_ms", "deadline_ms")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    phase: str
+    idle_ms: int
+    deadline_ms: int
+    def __init__(self, rank: _Optional[int] = ..., phase: _Optional[str] = ..., idle_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class Doing(_message.Message):
+    __slots__ = ("ranks", "phase", "step", "idle_ms", "waiting_ms", "stopped_ms")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    phase: str
+    step: int
+    idle_ms: int
+    waiting_ms: int
+    stopped_ms: int
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., idle_ms: _Optional[int] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ...) -> None: ...
 
 class Promise(_message.Message):
     __slots__ = ("epoch", "known", "prepared", "last", "held", "total", "healed")

@@ -90,20 +90,26 @@ class NodeRefused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
 
 class RankViews(_message.Message):
-    __slots__ = ("ranks", "phase", "step", "waiting_ms", "stopped_ms", "microbatch_us")
+    __slots__ = ("ranks", "phase", "step", "waiting_ms", "stopped_ms", "microbatch_us", "idle_ms", "expected_ms", "wait_us")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WAITING_MS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_US_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     phase: str
     step: int
     waiting_ms: int
     stopped_ms: int
     microbatch_us: int
-    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ...) -> None: ...
+    idle_ms: int
+    expected_ms: int
+    wait_us: int
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., idle_ms: _Optional[int] = ..., expected_ms: _Optional[int] = ..., wait_us: _Optional[int] = ...) -> None: ...
 
 class NodeBeat(_message.Message):
     __slots__ = ("views",)

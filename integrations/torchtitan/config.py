@@ -91,6 +91,9 @@ class FaultTolerance:
     deal: Literal["speed", "even"] | None = None
     """Whether a slower group gets fewer microbatches."""
 
+    slow: Literal["report", "evict"] | None = None
+    """Whether a group that is slow for long is said to be, or asked to leave where that pays."""
+
     sync: Literal["every", "last"] = "every"
     """When the ranks of a group sum up their gradients: after every microbatch, or after a step's last one."""
 

@@ -84,6 +84,13 @@ OPTIONS: dict[str, Any] = {
         "speed",
         "speed|even",
     ),
+    "slow": _option(
+        str,
+        "--slow",
+        "A group that is slow for long is said to be (report), or asked to leave where that pays (evict).",
+        "report",
+        "report|evict",
+    ),
     "notice_file": _option(
         Path,
         "--notice-file",

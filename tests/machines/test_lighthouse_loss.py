@@ -19,6 +19,7 @@ def test_a_killed_trainer_is_left_out_at_once_and_named() -> None:
             "detected_by": "manager",
             "phase": "reduce",
             "step": 5,
+            "rank": 0,
         }
     ]
     assert world.is_asked("g0") and world.is_asked("g1") and not world.is_asked("g2")

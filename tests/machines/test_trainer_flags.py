@@ -12,6 +12,7 @@ from lightkeeper.errors import UsageError
 from lightkeeper.manager import local
 from lightkeeper.manager.before import BeforeExtras
 from lightkeeper.manager.extras import ExtrasLayout
+from lightkeeper.manager.groups import Alone
 from lightkeeper.manager.progress import EXPECTED, ProgressPage, read_progress
 from lightkeeper.manager.trainer import Manager
 from lightkeeper.manager.within import Within
@@ -27,8 +28,9 @@ class Anything:
 def test_a_recovery_voids_the_ready_flag_given_before_it() -> None:
     """The flag of epoch 2 came with the answer before; then epoch 3 recovered the step, and epoch 2 is void."""
     manager = Manager.__new__(Manager)
-    manager._reducer = manager._epochs = manager._record = manager._injector = Anything()
-    manager.page = SimpleNamespace(step=5, phase="compute", enter=lambda *args: None)
+    manager._reducer = manager._record = manager._injector = Anything()
+    manager._epochs = SimpleNamespace(take=lambda epoch: Alone(), drop=lambda epoch: None)
+    manager.page = SimpleNamespace(step=5, phase="compute", enter=lambda *args: None, waits=None)
     manager._ready, manager._step = 2, None
     manager._until, manager._microbatches, manager._cancels = None, 1, False
     manager._within, manager._before = Within(), BeforeExtras(ExtrasLayout())

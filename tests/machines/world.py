@@ -196,10 +196,12 @@ class World:
         stopped_ms: int = 0,
         microbatch_ms: float = 0.0,
         total: int = 24,
+        **more: Any,
     ) -> None:
         if epoch is None:
             epoch = 0 if self.machine.newest is None else self.newest.epoch.number
-        self.say(speaker, m.Beat(epoch, step, phase, waiting_ms, stopped_ms, round(1000 * microbatch_ms), total))
+        pace_us = round(1000 * microbatch_ms)
+        self.say(speaker, m.Beat(epoch, step, phase, waiting_ms, stopped_ms, pace_us, total, **more))
 
     def fail(
         self, speaker: str, step: int = 0, error: str = "connection closed by peer", suspects: tuple[str, ...] = ()

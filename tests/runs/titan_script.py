@@ -31,7 +31,9 @@ from lightkeeper.manager.fingerprint import fingerprint  # noqa: E402
 
 OPTIONS: dict[str, Any] = json.loads(os.environ.get("TITAN_SCRIPT") or sys.argv[1])
 LAYERS, LENGTH = 2, 32
-RATE = 2e-4  # with more it knows its few batches by heart after 20 steps, and a last bit anywhere grows to 1e-4 of a loss
+RATE = (
+    2e-4  # with more it knows its few batches by heart after 20 steps, and a last bit anywhere grows to 1e-4 of a loss
+)
 
 
 class Slow(train_titan.Sequences):

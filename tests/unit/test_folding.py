@@ -104,14 +104,25 @@ def test_messages_of_different_kinds_with_equal_fields_are_not_one() -> None:
 
 def test_views_are_folded_by_phase_and_step_and_say_the_longest_wait() -> None:
     views = {
-        0: RankView("reduce", 7, 0.5, 0.0, 900),
-        1: RankView("compute", 7, 0.0, 0.0),
-        2: RankView("reduce", 7, 1.5, 0.0),
+        0: RankView("reduce", 7, 0.5, 0.0, 900, wait_us=40),
+        1: RankView("compute", 7, 0.0, 0.0, 1000),
+        2: RankView("reduce", 7, 1.5, 0.0, wait_us=30),
         3: RankView("reduce", 7, 0.2, 3.0),
     }
     folded = [(one.ranks, one.view) for one in fold_views(views)]
     assert folded == [
-        ((0, 2), RankView("reduce", 7, 1.5, 0.0, 900)),
+        ((0, 2), RankView("reduce", 7, 1.5, 0.0, 900, wait_us=30)),
         ((1,), views[1]),
         ((3,), views[3]),
     ]
+
+
+def test_who_is_slowest_and_who_does_nothing_new_for_much_longer_is_seen_by_itself() -> None:
+    views = {
+        0: RankView("compute", 7, 0.0, 0.0, 900, idle_s=0.2),
+        1: RankView("compute", 7, 0.0, 0.0, 800, idle_s=0.9),
+        2: RankView("compute", 7, 0.0, 0.0, 800, idle_s=16.0),
+        3: RankView("compute", 7, 0.0, 0.0, 800, idle_s=0.1, expected_s=60.0),
+        4: RankView("compute", 7, 0.0, 0.0, 700),
+    }
+    assert [one.ranks for one in fold_views(views)] == [(0,), (1, 4), (2,), (3,)]

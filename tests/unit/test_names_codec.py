@@ -26,6 +26,8 @@ FIELDS = {
     "Member": members, "Term": terms, "Epoch": epochs, "Entry": entries, "Membership": memberships,
     "UserError": st.builds(m.UserError, number, text, text, text),
     "Died": st.builds(m.Died, text, number, text, number),
+    "Overdue": st.builds(m.Overdue, number, text, number, number),
+    "Doing": st.builds(m.Doing, st.lists(number, max_size=3).map(tuple), text, number, number, number, number),
     "Share": st.builds(m.Share, text, st.lists(number, max_size=3).map(tuple)),
     "Donor": st.builds(m.Donor, text, text),
     "Mapping[str, str]": st.dictionaries(text, text, max_size=3),

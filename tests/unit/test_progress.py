@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from lightkeeper.manager.progress import PHASES, SIZE, PageNotMade, ProgressPage, read_progress
+from lightkeeper.manager.progress import (
+    NOBODY,
+    OTHERS,
+    OWN,
+    PHASES,
+    SIZE,
+    PageNotMade,
+    ProgressPage,
+    read_progress,
+)
 
 SCRIPT = """
 import sys
@@ -46,6 +55,42 @@ def test_a_beat_ends_the_silence_but_not_the_phase(tmp_path: Path, monkeypatch: 
     now[0] += 1_000_000_000
     read = read_progress(tmp_path / "page")
     assert read is not None and (read.since_s, read.silent_s, read.phase) == (6.0, 1.0, "compute")
+
+
+def test_who_waits_for_others_stands_and_whose_turn_it_is_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000_000_000]
+    monkeypatch.setattr("time.monotonic_ns", lambda: now[0])
+    page = ProgressPage(tmp_path / "page")
+
+    def times() -> tuple[float, float]:
+        now[0] += 3_000_000_000
+        read = read_progress(tmp_path / "page")
+        assert read is not None and read.phase == page.phase
+        return read.idle_s, read.waiting_s
+
+    page.enter("reduce", 1)
+    assert times() == (3.0, 0.0), "it has yet to put its part in"
+    page.waits(OTHERS)
+    assert times() == (0.0, 3.0)
+    page.waits(OWN)
+    assert times() == (0.0, 0.0), "a rank of its own group is waited for: neither stands nor is stuck"
+    page.waits(NOBODY)
+    assert times() == (3.0, 0.0)
+    page.enter("vote", 1)
+    assert times() == (0.0, 0.0), "the manager answers in its own time"
+
+
+def test_what_a_phase_was_said_to_take_and_how_long_a_step_waits_are_read(tmp_path: Path) -> None:
+    page = ProgressPage(tmp_path / "page")
+    page.wait_us = 700
+    page.enter("evaluation", 4, expected_s=600.0)
+    read = read_progress(tmp_path / "page")
+    assert read is not None and (read.expected_s, read.wait_us) == (600.0, 700)
+    page.enter("compute", 5)
+    read = read_progress(tmp_path / "page")
+    assert read is not None and read.expected_s == 0.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

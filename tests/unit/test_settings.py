@@ -19,7 +19,7 @@ GOOD: dict[str, Any] = {
     "start_window_s": 3.5, "ranks": 4, "token": "secret", "run_folder": "/tmp/run",
     "outage_budget_s": 12.5, "host": "10.0.0.7", "bucket_mb": 0.5, "history_mb": 7.5,
     "fingerprint_every": 10, "nnodes": 2, "node_rank": 1, "manager": "n0.example:29500",
-    "deal": "even", "notice_file": "/tmp/notice",
+    "deal": "even", "slow": "evict", "notice_file": "/tmp/notice",
 }  # fmt: skip
 
 

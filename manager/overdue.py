@@ -1,0 +1,95 @@
+"""A group whose ranks are watched for progress: which of them is stuck, and what follows from that.
+
+To be stuck is no reason to be left out. Its manager says so to the lighthouse, which leaves the group out once another
+one stands for it. If nobody ever does (all groups wait for one storage, or there is only this one) it ends, but not
+before ten outage budgets: nothing waits without a bound.
+"""
+
+from __future__ import annotations
+
+from lightkeeper.events import schema
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.manager import local
+from lightkeeper.manager.actions import Action, Note, ToRanks
+from lightkeeper.manager.answers import RankView
+from lightkeeper.manager.deadlines import Deadlines
+from lightkeeper.manager.folding import fold_views
+from lightkeeper.manager.leaving import Leaving
+from lightkeeper.manager.settings import Settings
+
+DOING_MAX = 16  # kinds of doing that one beat tells
+
+
+class Overdues(Leaving):
+    """A group that may hold stuck ranks."""
+
+    def __init__(self, settings: Settings, incarnation: str, address: str, now: float) -> None:
+        super().__init__(settings, incarnation, address, now)
+        self.deadlines = Deadlines(settings.stall_floor_s, settings.start_budget_s)
+        self.overdue: m.Overdue | None = None
+        self._said_stuck: set[tuple[int, str, int]] = set()  # rank, phase, step
+        self._armed = False
+
+    def _mind_progress(self, now: float) -> list[Action]:
+        """Looks at what the ranks do."""
+        overdue = self.deadlines.look(self._views, now)
+        self.overdue = overdue[0] if overdue else None
+        actions = self._say_armed()
+        for one in overdue:
+            actions += self._say_stuck(one)
+        if not overdue:
+            self._said_stuck.clear()
+        elif overdue[0].idle_ms > 1000 * self.settings.start_budget_s:
+            return actions + self._hangs(overdue[0])
+        return actions
+
+    def _say_armed(self) -> list[Action]:
+        deadlines = self.deadlines.news()
+        if deadlines is None:
+            return []
+        actions: list[Action] = [Note(schema.Armed(group=self.settings.group, deadlines=deadlines, learnt=True))]
+        if not self._armed:
+            self._armed = True
+            told = ", ".join(f"{phase} {deadline_s:.0f} s" for phase, deadline_s in deadlines.items())
+            actions.append(ToRanks(local.Say(line=f"watches for ranks that make no progress: {told}"), 0))
+        return actions
+
+    def _say_stuck(self, overdue: m.Overdue) -> list[Action]:
+        view = self._views[overdue.rank]
+        key = (overdue.rank, overdue.phase, view.step)
+        if key in self._said_stuck:
+            return []
+        self._said_stuck.add(key)
+        how = self.deadlines.how(overdue.rank, view)
+        stuck = schema.Stuck(
+            group=self.settings.group, rank=overdue.rank, phase=overdue.phase, step=view.step,
+            since_s=overdue.idle_ms / 1000, deadline_s=overdue.deadline_ms / 1000, how=how,
+        )  # fmt: skip
+        return [Note(stuck), ToRanks(local.Say(line=in_words(overdue, view.step)), overdue.rank)]
+
+    def _hangs(self, overdue: m.Overdue) -> list[Action]:
+        """Nobody has left this group out for it: nobody stands for it, or no lighthouse is there."""
+        cause = f"{in_words(overdue, self._views[overdue.rank].step)}; nobody else has got on either"
+        return self._give_up(cause)
+
+    def _doing(self) -> tuple[m.Doing, ...]:
+        """What the ranks do, for a beat."""
+        return tuple(
+            m.Doing(one.ranks, one.view.phase, one.view.step, *map(_ms, _times(one.view)))
+            for one in fold_views(self._views)[:DOING_MAX]
+        )
+
+
+def in_words(overdue: m.Overdue, step: int) -> str:
+    """``rank 1 has made no progress in compute of step 12 for 16.0 s (15.0 s are borne)``."""
+    where = f"{overdue.phase} of step {step}"
+    borne = f"{overdue.deadline_ms / 1000:.1f} s are borne"
+    return f"rank {overdue.rank} has made no progress in {where} for {overdue.idle_ms / 1000:.1f} s ({borne})"
+
+
+def _times(view: RankView) -> tuple[float, float, float]:
+    return view.idle_s, view.waiting_s, view.stopped_s
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)

@@ -1,0 +1,78 @@
+"""A group one of whose ranks makes no progress: what its manager says, to whom, and when it ends by itself."""
+
+from __future__ import annotations
+
+from groupworld import GroupWorld
+
+from lightkeeper.events import schema
+from lightkeeper.lighthouse import messages as m
+from lightkeeper.manager import exits, local
+from lightkeeper.manager.answers import RankView
+
+
+def does(world: GroupWorld, seconds: float, phase: str = "compute", step: int = 3, expected_s: float = 0.0) -> None:
+    """Rank 1 does this for so long; rank 0 waits for it."""
+    for tick in range(round(seconds / 0.25)):
+        idle_s = 0.25 * (tick + 1)
+        view = RankView(phase, step, 0.0, 0.0, idle_s=idle_s, expected_s=expected_s)
+        world.pass_s(0.25, {0: RankView("reduce", step, idle_s, 0.0), 1: view})
+
+
+def started(**settings: float) -> GroupWorld:
+    """Two ranks in epoch 1, whose manager has seen some steps."""
+    world = GroupWorld(ranks=2, **settings)
+    world.start()
+    for step in range(4):
+        does(world, 1.0, step=step)
+    return world
+
+
+def test_a_stuck_rank_is_told_to_the_lighthouse_at_once_with_what_is_borne() -> None:
+    world = started()
+    world.forget()
+    does(world, 15.0, step=4)
+    assert not [beat for beat in world.said(m.Beat) if beat.overdue]
+    does(world, 16.0, step=4)
+    beats = [beat for beat in world.said(m.Beat) if beat.overdue]
+    assert beats[0].overdue == m.Overdue(1, "compute", 15250, 15000)
+    assert {doing.ranks: doing.phase for doing in beats[0].ranks} == {(0,): "reduce", (1,): "compute"}
+    assert not world.ended, "whether anybody waits for it, others know"
+
+
+def test_the_event_says_it_once_per_phase_and_step_and_the_rank_is_told() -> None:
+    world = started()
+    world.forget()
+    does(world, 20.0, step=4)
+    (stuck,) = [event for event in world.events if isinstance(event, schema.Stuck)]
+    assert (stuck.rank, stuck.phase, stuck.step, stuck.deadline_s) == (1, "compute", 4, 15.0)
+    assert stuck.how == "learnt from 4 steps"
+    (line,) = [say.line for say in world.pushed(1, local.Say)]
+    assert line == "rank 1 has made no progress in compute of step 4 for 15.2 s (15.0 s are borne)"
+
+
+def test_it_says_that_it_watches_and_with_which_deadlines() -> None:
+    world = GroupWorld(ranks=2)
+    world.start()
+    for step in range(3):
+        does(world, 1.0, step=step)
+    (armed,) = [event for event in world.events if isinstance(event, schema.Armed)]
+    assert armed.learnt and armed.deadlines == {"compute": 15.0, "reduce": 15.0}
+    (line,) = [say.line for say in world.pushed(0, local.Say)]
+    assert line == "watches for ranks that make no progress: compute 15 s, reduce 15 s"
+
+
+def test_what_was_declared_is_borne() -> None:
+    world = started()
+    world.forget()
+    does(world, 100.0, "evaluation", 4, expected_s=120.0)
+    assert not [event for event in world.events if isinstance(event, schema.Stuck)]
+
+
+def test_a_group_that_nobody_waits_for_ends_after_ten_budgets() -> None:
+    world = started(outage_budget_s=8.0)
+    does(world, 79.0, step=4)
+    assert not world.ended
+    does(world, 81.0, step=4)
+    (end,) = world.ended
+    assert end.exit_code == exits.GAVE_UP and "rank 1 has made no progress in compute of step 4" in end.reason
+    assert world.killed
