@@ -415,7 +415,7 @@ class Rank:
 
     def _enter(self, phase: str, index: int, microbatches: int = 0, expected_s: float = 0.0) -> None:
         self.page.enter(phase, index, microbatches, expected_s)
-        self._injector.reached(phase, index)
+        self._injector.reached(phase, index, microbatches)
 
     def _turned_away(self, line: str) -> None:
         self._record.turned_away(line)

@@ -6,11 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from lightkeeper.errors import UsageError
-from lightkeeper.manager.faults import KINDS, Fault, InjectedError, Injector, parse_faults
+from lightkeeper.manager import faults
+from lightkeeper.manager.faults import (
+    ANY_STEP,
+    FOR_A_TIME,
+    PLAIN,
+    Fault,
+    InjectedError,
+    Injector,
+    parse_faults,
+)
 from lightkeeper.manager.progress import PHASES
 
 
@@ -22,7 +32,14 @@ def test_faults_are_read_in_order() -> None:
     assert parse_faults("kill:g1/2:reduce:3") == (Fault("kill", "g1", "reduce", 3, rank=2),)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_and_any_step_are_read() -> None:
+    assert parse_faults("stall=1.5:g1/2:reduce:3,hold=10:g1:vote:any,slow=30:g1:compute:3,clock=-60:g0:apply:1") == (
+        Fault("stall", "g1", "reduce", 3, rank=2, value=1.5), Fault("hold", "g1", "vote", ANY_STEP, value=10),
+        Fault("slow", "g1", "compute", 3, value=30), Fault("clock", "g0", "apply", 1, value=-60),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *FOR_A_TIME])
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_kind_in_every_phase(kind: str, phase: str) -> None:
     assert parse_faults(f"{kind}:g0:{phase}:0") == (Fault(kind, "g0", phase, 0),)
@@ -38,6 +55,8 @@ BAD = [
     "a:b:c:d:e",
     "kill:g0/x:reduce:3",
     "kill:/1:reduce:3",
+    "kill:g0:reduce:all",
+    "meteor=3:g0:reduce:3",
 ]
 
 
@@ -47,7 +66,27 @@ def test_anything_else_is_refused_with_what_is_expected(text: str) -> None:
         parse_faults(f"kill:g0:reduce:3,{text}")
     line = str(raised.value)
     assert f"LIGHTKEEPER_FAULT={text!r}: expected KIND:GROUP[/RANK]:PHASE:STEP" in line and "\n" not in line
-    assert "kill-tree" in line and "closing" in line
+    assert "kill-tree" in line and "stall[=SECONDS]" in line and "slow=PERCENT" in line and "closing" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kill=3:g0:reduce:3", "kill takes no value"),
+        ("slow:g0:compute:3", "give slow a percentage, as in slow=30"),
+        ("slow=x:g0:compute:3", "give slow a percentage"),
+        ("slow=30:g0:reduce:3", "the phase is compute"),
+        ("stall=:g0:compute:3", "give stall a number of seconds, as in stall=30"),
+        ("stall=0:g0:compute:3", "give stall a number of seconds"),
+        ("hold=-1:g0:compute:3", "give hold a number of seconds"),
+        ("hold=nan:g0:compute:3", "give hold a number of seconds"),
+        ("clock=inf:g0:compute:3", "give clock a number of seconds"),
+    ],
+)
+def test_a_wrong_value_is_told_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_faults(text)
+    assert str(raised.value).startswith(f"LIGHTKEEPER_FAULT={text!r}: ") and says in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["kill:g0:reduce:²", "kill::reduce:3"])
@@ -67,6 +106,44 @@ def test_a_fault_strikes_once_where_it_says_and_is_written_before() -> None:
     assert [(e.fault, e.phase, e.step, e.target) for e in written] == [("raise", "reduce", 3, "rank g0/0")]
     injector.reached("reduce", 3)
     assert len(written) == 1
+
+
+def test_any_step_is_the_first_time_that_the_phase_is_entered() -> None:
+    written: list = []
+    injector = Injector(parse_faults("clock=0:g0:heal:any"), "rank g0/0", 1, written.append)
+    for phase, step in (("compute", 3), ("heal", 7), ("heal", 9)):
+        injector.reached(phase, step)
+    assert [(e.fault, e.step) for e in written] == [("clock", 7)]
+
+
+def test_a_slow_rank_takes_a_share_longer_from_its_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+        now[0] += seconds
+
+    monkeypatch.setattr(faults.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(faults.time, "sleep", sleep)
+    injector = Injector(parse_faults("slow=50:g0:compute:1"), "rank g0/0", 1, lambda event: None)
+    took = []
+    for step in range(3):
+        injector.reached("compute", step)
+        for microbatch in (1, 2):
+            began = now[0]
+            injector.reached("compute", step, microbatch)
+            now[0] += 2.0
+            took.append(round(now[0] - began, 6))
+        injector.reached("reduce", step)
+        now[0] += 10.0  # waiting is not made longer
+    assert took == [2.0, 2.0, 3.0, 3.0, 3.0, 3.0], slept
+
+
+def test_the_wall_clock_jumps_and_the_monotonic_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", time.time)  # put back at the end
+    wall, mono = time.time(), time.monotonic()
+    Injector(parse_faults("clock=-3600:g0:vote:1"), "rank g0/0", 1, lambda event: None).reached("vote", 1)
+    assert wall - 3600 <= time.time() < wall - 3500 and time.monotonic() - mono < 100
 
 
 SCRIPT = """
@@ -112,3 +189,36 @@ def test_freeze_stops_the_rank_until_it_is_thawed() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+BESIDE = """
+import sys, threading, time
+from lightkeeper.manager.faults import Injector, parse_faults
+def beside():
+    time.sleep(0.05)
+    print("another thread", flush=True)
+def write(event):
+    threading.Thread(target=beside).start()
+Injector(parse_faults(sys.argv[1]), "rank g0/0", 0, write).reached("vote", 1)
+print("still here", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "order"), [("stall", ["another thread", "still here"]), ("hold", ["still here"])])
+def test_while_it_stalls_other_threads_run_and_while_it_holds_the_lock_none_does(kind: str, order: list[str]) -> None:
+    command = [sys.executable, "-c", BESIDE, f"{kind}=1:g0:vote:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    lines = done.stdout.splitlines()
+    assert sorted(lines) == ["another thread", "still here"] and lines[: len(order)] == order, done
+
+
+def test_a_manager_is_killed_alone() -> None:
+    manager = subprocess.Popen(["sleep", "60"])
+    try:
+        process = struck("manager-kill", manager.pid)
+        out, _ = process.communicate(timeout=30)
+        assert manager.wait(timeout=10) == -signal.SIGKILL
+        assert process.returncode == 0 and "still here" in out
+    finally:
+        manager.kill()
+        manager.wait()
