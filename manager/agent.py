@@ -148,7 +148,7 @@ class NodeAgent:
                 return code
             now = time.monotonic()
             answered = answered if self.finder.nobody else now
-            if now - began > s.start_budget_s or now - answered > s.outage_budget_s:
+            if now - began > s.timeouts.start_budget_s or now - answered > s.outage_budget_s:
                 self.say(f"gives up after {now - began:.0f} s: {self.finder.why}; start this node again")
                 return exits.GAVE_UP
             if now - began > say_after_s and self._asked_at == math.inf:

@@ -51,7 +51,7 @@ class Deadlines:
 
     Args:
         floor_s: no deadline is shorter.
-        first_s: that of a first step, and of a declared phase that was never seen.
+        first_s: that of a first step, and of a declared phase that was never seen; none that is learnt is longer.
 
     Attributes:
         longest_step_s: the longest that a rank was at work in a step.
@@ -94,7 +94,8 @@ class Deadlines:
         lately = self._lately(view.phase)
         if known is None or known.steps == 0 or (_declared(view.phase) and not lately):
             return self.first_s
-        return max(self.floor_s, OF_PHASE * (lately[-1] if lately else 0.0), OF_STEP * self.longest_step_s)
+        learnt_s = max(OF_PHASE * (lately[-1] if lately else 0.0), OF_STEP * self.longest_step_s)
+        return min(self.first_s, max(self.floor_s, learnt_s))
 
     def how(self, rank: int, view: RankView) -> str:
         """How that came about, in words."""

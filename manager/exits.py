@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+USAGE = 2  # wrong input
 REFUSED = 103  # by the lighthouse
 FENCED = 104  # left out of the job
 GAVE_UP = 105  # waited for longer than the outage budget

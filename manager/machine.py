@@ -94,10 +94,14 @@ class GroupMachine(Overdues):
         self._beats.again()
         self.lease_s, self.beat_s, self.in_touch = welcome.lease_ms / 1000, welcome.beat_ms / 1000, True
         self.standby = ""
+        problem = self.settings.timeouts.against(self.lease_s)
+        if problem and self.known is None:
+            return self._finish(exits.USAGE, problem)
+        actions: list[Action] = [ToRanks(local.Say(line=problem), 0)] if problem else []  # a member trains on with it
         if self.acknowledged is not None and welcome.term < self.acknowledged:
-            return []  # it will rise
+            return actions  # it will rise
         self.acknowledged = welcome.term
-        return [Tell(m.Acknowledged(welcome.term))]
+        return [*actions, Tell(m.Acknowledged(welcome.term))]
 
     def _refused(self, refused: m.Refused, now: float) -> list[Action]:
         if refused.retry:  # the service tries again, or elsewhere, until the budget is spent
@@ -310,7 +314,7 @@ class GroupMachine(Overdues):
             return actions + self._does_not_end()
         if self._cause_overdue(now):
             return actions + self._came_apart()
-        budget_s = self.settings.outage_budget_s if self.known is not None else self.settings.start_budget_s
+        budget_s = self.settings.outage_budget_s if self.known is not None else self.settings.timeouts.start_budget_s
         waited_s = max((now - since for since in self.waiting.values()), default=0.0)
         if not self.in_touch and waited_s > self._say_after_s:
             self._say_after_s = 2 * waited_s

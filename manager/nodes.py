@@ -135,7 +135,7 @@ class Nodes:
 
     def too_late(self, now: float) -> str | None:
         """Why the group gives up, if an agent has not come for longer than groups may be started apart."""
-        budget_s = self.settings.start_budget_s
+        budget_s = self.settings.timeouts.start_budget_s
         if not self.missing or now - self._since <= budget_s:
             return None
         return f"{self._who_is_missing()} since {now - self._since:.0f} s"

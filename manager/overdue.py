@@ -25,13 +25,14 @@ class Overdues(Leaving):
 
     def __init__(self, settings: Settings, incarnation: str, address: str, now: float) -> None:
         super().__init__(settings, incarnation, address, now)
-        self.deadlines = Deadlines(settings.stall_floor_s, settings.start_budget_s)
+        self.deadlines = Deadlines(settings.timeouts.stall_floor_s, settings.timeouts.first_step_s)
         self.overdue: m.Overdue | None = None
         self._said_stuck: set[tuple[int, str, int]] = set()  # rank, phase, step
         self._armed = False
 
     def _mind_progress(self, now: float) -> list[Action]:
         """Looks at what the ranks do."""
+        self.deadlines.floor_s = self.settings.timeouts.stall_floor(self.lease_s)
         overdue = self.deadlines.look(self._views, now)
         self.overdue = overdue[0] if overdue else None
         actions = self._say_armed()
@@ -39,7 +40,7 @@ class Overdues(Leaving):
             actions += self._say_stuck(one)
         if not overdue:
             self._said_stuck.clear()
-        elif overdue[0].idle_ms > 1000 * self.settings.start_budget_s:
+        elif overdue[0].idle_ms > 1000 * self.settings.timeouts.reduce_timeout_s:
             return actions + self._hangs(overdue[0])
         return actions
 

@@ -91,7 +91,7 @@ class Rank:
         host = self._host = own_host(self.settings.host, self.settings.lighthouse)
         self._registry = StateRegistry()
         self._register_state(exclude, average_buffers)
-        token, form_timeout_s = self.settings.token, self.settings.form_timeout_s
+        token, form_timeout_s = self.settings.token, self.settings.timeouts.form_timeout_s
         history_bytes = int(self.settings.history_mb * (1 << 20))
         self._entries = EntryHolder(token, host, form_timeout_s, self._turned_away, self._registry, history_bytes)
         self._joiner = Joiner(token, self._registry, self.settings.outage_budget_s, self._say)
@@ -107,7 +107,7 @@ class Rank:
         faults = tuple(f for f in parse_faults(os.environ.get(VARIABLE, "")) if (f.group, f.rank) == me)
         self._injector = Injector(faults, f"rank {self.settings.group}/{self.rank}", registered.pid, self._record.write)
         backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
-        self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.form_timeout_s)
+        self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.timeouts.form_timeout_s)
         self._plan: local.Plan | None = None
         self._watchers: list[Watcher] = []
         self._suspects: tuple[str, ...] | None = None  # None: nobody is suspected; empty: somebody
@@ -296,7 +296,7 @@ class Rank:
         self._enter("before", index)
         self._record.stands()
         device = self._parameters[0][1].device
-        self._before.reduce(self._group, epoch, total, self.settings.reduce_timeout_s, device)
+        self._before.reduce(self._group, epoch, total, self.settings.timeouts.reduce_timeout_s, device)
         self._enter(phase, index)
 
     def _adopt(self, adopt: local.Adopt) -> None:
@@ -325,7 +325,7 @@ class Rank:
             self._group = Over(error)  # a recovery has ended it already: the next reduce says so
         self._suspects = None
         self._reducer.attach(self._group)
-        self._epochs.retire(epoch, self.settings.form_timeout_s)
+        self._epochs.retire(epoch, self.settings.timeouts.form_timeout_s)
 
     def _close_epoch(self, digest: str) -> None:
         """The closing reduce; it also shows whether all members hold the same parameters and optimizer state.
@@ -339,7 +339,7 @@ class Rank:
         assert self._group is not None
         parts = torch.tensor([int(digest[i : i + 4], 16) for i in range(0, len(digest), 4)], dtype=torch.float64)
         sums = torch.cat([parts, parts * parts]).to(self._parameters[0][1].device)
-        self._group.all_reduce(sums).wait(self.settings.reduce_timeout_s)
+        self._group.all_reduce(sums).wait(self.settings.timeouts.reduce_timeout_s)
         total, squares = sums.cpu().chunk(2)  # exact: the parts have 16 bits; only equal ones make these two equal
         if not torch.equal(total * total, squares * self._group.size):
             self._record.diverged(self.page.step, digest)

@@ -8,18 +8,19 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lightkeeper.errors import UsageError
 from lightkeeper.lighthouse.spares import MEMBER, ROLES
 from lightkeeper.manager.addresses import check_lighthouse, has_alternatives
+from lightkeeper.manager.timeouts import BUDGET_S, DERIVED, Timeouts
 from lightkeeper.wire import split_address
 from lightkeeper.words import counted
 
 PREFIX = "LIGHTKEEPER_"
-START_BUDGETS = 10
 STRANGE_CHARS_MAX = 400
 GROUPS_MAX = 1_000_000
 DEALS = ("speed", "even")
@@ -58,7 +59,10 @@ class Settings:
             the lighthouse.
         token: the job's token.
         run_folder: where events go; empty writes none.
-        outage_budget_s: how long anything is waited for before the group gives up, in seconds.
+        outage_budget_s: how long anything is waited for before the group gives up, in seconds. What else bounds a wait
+            is derived from it; `timeouts` has them all.
+        evidence_s, stall_floor_s, form_timeout_s, start_budget_s, first_step_s, reduce_timeout_s, collective_timeout_s:
+            what `timeouts` is to have instead of what it derives; see `Timeouts`.
         host: address at which peers reach this node; empty takes the interface that routes to the lighthouse.
         bucket_mb: size of a gradient bucket, in MiB.
         history_mb: bound on the entries kept while a group joins, in MiB; beyond it the joiner starts over.
@@ -83,7 +87,14 @@ class Settings:
     manager: str = ""
     token: str = ""
     run_folder: str = ""
-    outage_budget_s: float = 60.0
+    outage_budget_s: float = BUDGET_S
+    evidence_s: float | None = None
+    stall_floor_s: float | None = None
+    form_timeout_s: float | None = None
+    start_budget_s: float | None = None
+    first_step_s: float | None = None
+    reduce_timeout_s: float | None = None
+    collective_timeout_s: float | None = None
     host: str = ""
     bucket_mb: float = 16.0
     history_mb: float = 4096.0
@@ -91,8 +102,10 @@ class Settings:
     deal: str = "speed"
     slow: str = "report"
     notice_file: str = ""
+    told_by: InitVar[Mapping[str, str] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, told_by: Mapping[str, str] | None) -> None:
+        self.__dict__["told_by"] = told_by  # where values come from; it makes no two settings differ
         if self.groups > GROUPS_MAX:
             raise UsageError(f"groups {self.groups}: give at most {GROUPS_MAX}")
         if not 1 <= self.minimum <= self.groups:
@@ -104,8 +117,7 @@ class Settings:
         if self.ranks < 1:
             raise UsageError(f"ranks {self.ranks}: a group has at least one rank")
         self._check_nodes()
-        if not 1 <= self.outage_budget_s <= 86_400:
-            raise UsageError(f"outage_budget_s {self.outage_budget_s}: give 1 to 86400 seconds")
+        self.timeouts.check()
         if not 0.001 <= self.bucket_mb <= 1024:
             raise UsageError(f"bucket_mb {self.bucket_mb}: give 0.001 to 1024 MiB")
         if not 0 <= self.history_mb <= 1 << 20:
@@ -160,29 +172,16 @@ class Settings:
         first = self.node_rank * self.ranks_per_node
         return range(first, first + self.ranks_per_node)
 
-    @property
-    def reduce_timeout_s(self) -> float:
-        """How long a reduce may stand for a member that lives but does not arrive."""
-        return self.outage_budget_s * START_BUDGETS
-
-    @property
-    def stall_floor_s(self) -> float:
-        """For how long a rank may do nothing new in any case."""
-        return self.outage_budget_s / 4
-
-    @property
-    def start_budget_s(self) -> float:
-        """How long the first epoch is waited for: schedulers start groups minutes apart."""
-        return self.outage_budget_s * START_BUDGETS
-
-    @property
-    def form_timeout_s(self) -> float:
-        """How long the process group of an epoch may take to form."""
-        return self.outage_budget_s / 2
+    @cached_property
+    def timeouts(self) -> Timeouts:
+        """All that bounds a wait."""
+        given = {name: getattr(self, name) for name in DERIVED}
+        return Timeouts.of(self.outage_budget_s, given, self.__dict__["told_by"] or {})
 
     def to_environment(self) -> dict[str, str]:
-        """The same settings as environment variables."""
-        return {PREFIX + field.name.upper(): str(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        """The same settings as environment variables; what is derived is derived again."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {PREFIX + name.upper(): str(value) for name, value in values.items() if value is not None}
 
 
 def read_settings(environment: Mapping[str, str] | None = None, **given: Any) -> Settings:
@@ -205,7 +204,20 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: Any) ->
         values["groups"] = _groups_of(members, values)
     if not values.get("token"):
         values["token"] = read_token(environment.get(PREFIX + "TOKEN_FILE"))
-    return Settings(**values)
+    return Settings(**values, told_by=_told_by(environment, given))
+
+
+def _told_by(environment: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
+    """Which variable or option a value comes from; the command line has read the variables too."""
+    told = {}
+    for name in ("outage_budget_s", *DERIVED):
+        variable, value = PREFIX + name.upper(), given.get(name)
+        raw = environment.get(variable)
+        if raw is not None and (value is None or _parse(name, "float", raw) == value):
+            told[name] = variable
+        elif value is not None:
+            told[name] = "--" + name.replace("_", "-")
+    return told
 
 
 def strange_variables(environment: Mapping[str, str]) -> str:
@@ -266,6 +278,6 @@ def check_token(token: str) -> str:
 
 def _parse(name: str, kind: str, raw: str) -> Any:
     try:
-        return {"int": int, "float": float}.get(kind, str)(raw)
+        return {"int": int, "float": float, "float | None": float}.get(kind, str)(raw)
     except ValueError as error:
         raise UsageError(f"{PREFIX}{name.upper()}={raw!r} is not a number") from error

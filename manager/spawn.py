@@ -80,11 +80,11 @@ def find_or_start_manager(settings: Settings) -> StartedManager:
     launched = _launched()
     launcher = end_with_torchrun(os.environ)
     if launched.rank != launched.node_leader:
-        budget_s = settings.start_budget_s
+        budget_s = settings.timeouts.start_budget_s
         return StartedManager(meeting.ask(_group_store(), launched.rank, launched.node_leader, budget_s))
     started = _start(settings, launcher)
     if launched.node_followers:
-        meeting.tell(_group_store(), started.socket, launched.node_followers, settings.start_budget_s)
+        meeting.tell(_group_store(), started.socket, launched.node_followers, settings.timeouts.start_budget_s)
     return started
 
 
@@ -108,7 +108,8 @@ def _start(settings: Settings, launcher: int | None) -> StartedManager:
         stdin=subprocess.DEVNULL,
     )
     what = "manager" if settings.node_rank == 0 else "agent on this node"
-    within_s = START_S_MAX if settings.node_rank == 0 else settings.start_budget_s  # an agent looks for its manager
+    looks_s = settings.timeouts.start_budget_s  # an agent looks for its manager
+    within_s = START_S_MAX if settings.node_rank == 0 else looks_s
     until = time.monotonic() + within_s
     while not path.exists():
         if process.poll() is not None:

@@ -30,7 +30,6 @@ from lightkeeper.manager.within import form_within
 from lightkeeper.words import say
 
 REASON_CHARS_MAX = 200
-EXPECTED_S_MAX = 86_400
 
 
 class Manager(Follower):
@@ -207,7 +206,7 @@ class Manager(Follower):
         if self._follows and self._closed_as_joiner():
             return
         if self._left:
-            self._epochs.retire(1 << 62, self.settings.form_timeout_s, wait=True)
+            self._epochs.retire(1 << 62, self.settings.timeouts.form_timeout_s, wait=True)
             self._record.left(f"before step {index}")
             say(f"lightkeeper: this group leaves before step {index}, as asked; the others go on to step {self._until}")
             self._close()
@@ -267,12 +266,12 @@ class Manager(Follower):
                 the first time as long as a first step may.
 
         Raises:
-            UsageError: for anything else.
+            UsageError: for anything else, or for longer than the others would stand for it (`docs/timeouts.md`).
         """
         if what not in EXPECTED:
             raise UsageError(f"expect({what!r}): give {', '.join(map(repr, EXPECTED[:-1]))} or {EXPECTED[-1]!r}")
-        if seconds is not None and not 0 < seconds <= EXPECTED_S_MAX:
-            raise UsageError(f"expect({what!r}, seconds={seconds!r}): give more than 0 and at most {EXPECTED_S_MAX}")
+        if seconds is not None:
+            self.settings.timeouts.check_declared(seconds)
         page = self.page
         before = page.phase, page.step, page.microbatches, page.expected_s
         self._enter(what, page.step, expected_s=seconds or 0.0)
@@ -355,7 +354,7 @@ class Manager(Follower):
         self._enter("reduce", step.index)
         self._record.reduces()
         try:
-            outcome = self._reducer.reduce(self._ready, self.settings.reduce_timeout_s)
+            outcome = self._reducer.reduce(self._ready, self.settings.timeouts.reduce_timeout_s)
             if outcome.problem is not None:
                 raise LoopError(f"step {step.index}: the entry is wrong and is not committed: {outcome.problem}")
             if not outcome.total.alike:
@@ -410,7 +409,7 @@ class Manager(Follower):
         self._enter("join", first)
         keys = EpochKeys(self._client, local.OWN_KEYS, "within/")
         self._within = form_within(
-            self.place, keys, self.rank, self.settings.ranks, self._host, self.settings.start_budget_s
+            self.place, keys, self.rank, self.settings.ranks, self._host, self.settings.timeouts.start_budget_s
         )
         self._within.show(self.page.waits)
         self._reducer = chosen_reducer()(

@@ -411,7 +411,7 @@ class Checkers:
                 continue
             bound_s = settings.outage_budget_s
             if process.machine.known is None or rank.phase in STANDING:
-                bound_s = settings.start_budget_s
+                bound_s = settings.timeouts.start_budget_s
             bound_s += 2 * self.world.longest_still_s + 2.0
             waited_s = self.world.clock.now - rank.since
             if waited_s > bound_s:

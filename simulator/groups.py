@@ -48,7 +48,7 @@ class GroupProcess(Process):
         self.world, self.group, self.incarnation = world, group, f"{group}-i{number}"
         shape = world.shape
         self.settings = settings_for(group, shape)
-        self.form_timeout_s = self.settings.form_timeout_s
+        self.form_timeout_s = self.settings.timeouts.form_timeout_s
         self.machine = GroupMachine(self.settings, self.incarnation, f"{self.incarnation}:m", self.now)
         self.stream: Stream | None = None
         self.exit_code: int | None = None

@@ -74,6 +74,28 @@ OPTIONS: dict[str, Any] = {
         "Seconds that the lighthouse or a peer may be out of reach; all time-outs follow from it.",
         "60",
     ),
+    "evidence_s": _option(float, "--evidence-s", "Seconds for evidence before a group is ended.", "budget / 30"),
+    "stall_floor_s": _option(
+        float, "--stall-floor-s", "Shortest deadline for a rank's progress, in seconds.", "budget / 4"
+    ),
+    "form_timeout_s": _option(
+        float, "--form-timeout-s", "Seconds that the process group of an epoch may take to form.", "budget / 2"
+    ),
+    "start_budget_s": _option(
+        float, "--start-budget-s", "Seconds by which groups, or nodes, may be started apart.", "10 budgets"
+    ),
+    "first_step_s": _option(
+        float, "--first-step-s", "Deadline of a first step, and highest of any phase, in seconds.", "10 budgets"
+    ),
+    "reduce_timeout_s": _option(
+        float, "--reduce-timeout-s", "Seconds that a reduce may stand for a member that lives.", "12 budgets"
+    ),
+    "collective_timeout_s": _option(
+        float,
+        "--collective-timeout-s",
+        "Time-out of the group's own process groups, in seconds, if the script does not say.",
+        "20 budgets",
+    ),
     "host": _option(str, "--host", "Address at which peers reach this node.", "the interface towards the lighthouse"),
     "bucket_mb": _option(float, "--bucket-mb", "Size of a gradient bucket, MiB.", "16"),
     "history_mb": _option(float, "--history-mb", "Bound on the entries kept while a group joins, MiB.", "4096"),

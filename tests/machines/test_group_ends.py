@@ -373,3 +373,20 @@ def test_a_node_that_does_not_come_is_given_up() -> None:
     world._carry_out(world.machine.gives_up(line, world.now))
     assert [end.exit_code for end in world.ended] == [exits.GAVE_UP] and world.killed
     assert world.machine.gives_up("again", world.now) == []
+
+
+def test_a_lease_longer_than_the_budget_ends_a_group_before_it_is_a_member() -> None:
+    world = GroupWorld(outage_budget_s=10)
+    world.connect(lease_ms=12_000)
+    (end,) = world.ended
+    assert end.exit_code == exits.USAGE and not [said for said in world.told if isinstance(said, m.Acknowledged)]
+    assert end.reason.startswith("lease_s 12 (--lease-s of the lighthouse) must be below outage_budget_s 10 (given)")
+
+
+def test_a_member_is_told_of_such_a_lease_and_trains_on() -> None:
+    world = GroupWorld(outage_budget_s=10)
+    world.start()
+    world.disconnect()
+    world.connect(lease_ms=12_000)
+    assert not world.ended and isinstance(world.told[-1], m.Acknowledged)
+    assert world.pushed(0, local.Say)[-1].line.startswith("lease_s 12 (--lease-s of the lighthouse) must be below")

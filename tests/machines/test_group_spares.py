@@ -15,7 +15,7 @@ WHY = "parked: 2 groups are here, the job has 2; joins when one is lost"
 
 def parked() -> GroupWorld:
     world = GroupWorld(outage_budget_s=1.0)
-    world.connect()
+    world.connect(lease_ms=500)
     world.ready()
     world.hears(m.Outside(None, WHY))
     return world
@@ -52,7 +52,7 @@ def test_a_lighthouse_that_is_away_is_waited_for_as_long_as_by_any_joiner() -> N
     world.disconnect()
     world.pass_s(0.75)
     assert not world.ended
-    world.connect()
+    world.connect(lease_ms=500)
     world.hears(m.Outside(None, WHY))
     world.pass_s(50)
     world.disconnect()

@@ -32,6 +32,13 @@ SHOWN_BY = {
     "token": "test_refusals",
     "run_folder": "test_event_log.test_a_run_without_a_folder",
     "outage_budget_s": "test_outage_budget",
+    "evidence_s": "unit/test_timeouts: refused where it is longer than peers wait",
+    "stall_floor_s": "unit/test_timeouts: what the lease is compared with",
+    "form_timeout_s": "unit/test_gloo.test_a_build_nobody_joins_ends_by_its_time_out",
+    "start_budget_s": "test_start_budget",
+    "first_step_s": "unit/test_timeouts: refused where it is longer than a reduce",
+    "reduce_timeout_s": "unit/test_timeouts: what declared work is compared with",
+    "collective_timeout_s": "test_launch: the time-out of the group's own process group",
     "host": "test_host",
     "bucket_mb": "test_bucket_mb",
     "history_mb": "test_heal: a joiner slower than training",
@@ -133,6 +140,37 @@ def test_outage_budget(job: Job) -> None:
     assert job.trainers["g1"].exitcode is None
     job.trainers["g1"].kill()
     job.finish()
+
+
+def test_start_budget(job: Job) -> None:
+    """How long the first epoch is waited for, while the lighthouse is there."""
+    job.settings.update(groups=2, outage_budget_s=2, start_budget_s=2.5)
+    job.start_lighthouse()
+    job.start("g0", steps=3)
+    assert job.wait("g0", within_s=20)["g0"] not in (0, None)
+    assert "step 0 has been waiting for" in job.said("g0") and "exit code 105" in job.said("g0")
+    job.finish()
+
+
+@pytest.mark.parametrize("command", ["launch", "manager"])
+def test_an_inverted_order_is_refused_at_the_start(command: str, job: Job, tmp_path: Path) -> None:
+    """Scenario 23: before anything is started, in one line that names the pair."""
+    (tmp_path / "train.py").write_text("raise SystemExit('it was started')\n")
+    words = [command, "--group", "g0", "--reduce-timeout-s", "100"]
+    words += ["--", str(tmp_path / "train.py")] if command == "launch" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "lightkeeper", *words],
+        env={**job._environment({}), "LIGHTKEEPER_FIRST_STEP_S": "150"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2 and "it was started" not in done.stderr, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert (
+        "first_step_s 150 (LIGHTKEEPER_FIRST_STEP_S) must be below reduce_timeout_s 100 (--reduce-timeout-s): the "
+        "others stand in their reduce while one does its first step; lower first_step_s or leave it out" in line
+    )
 
 
 def test_host(job: Job) -> None:

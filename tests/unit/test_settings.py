@@ -20,6 +20,8 @@ GOOD: dict[str, Any] = {
     "outage_budget_s": 12.5, "host": "10.0.0.7", "bucket_mb": 0.5, "history_mb": 7.5,
     "fingerprint_every": 10, "nnodes": 2, "node_rank": 1, "manager": "n0.example:29500",
     "deal": "even", "slow": "evict", "notice_file": "/tmp/notice",
+    "evidence_s": 1.0, "stall_floor_s": 5.0, "form_timeout_s": 6.0, "start_budget_s": 200.0, "first_step_s": 130.0,
+    "reduce_timeout_s": 700.0, "collective_timeout_s": 1100.0,
 }  # fmt: skip
 
 
@@ -39,10 +41,9 @@ def test_an_option_comes_from_arguments_or_the_environment(name: str) -> None:
     default = getattr(Settings(groups=9), name) if name != "ranks" else 2
     assert getattr(read_settings({}, **{**base, name: GOOD[name]}), name) == GOOD[name]
     read = getattr(read_settings(environment), name)
-    assert read == GOOD[name] and type(read) is type(default)
-    assert getattr(read_settings(environment, **{**base, name: default}), name) == default or name in (
-        "groups",
-        "token",
+    assert read == GOOD[name] and type(read) is type(GOOD[name])
+    assert getattr(read_settings(environment, **{**base, name: default}), name) == default or (
+        name in ("groups", "token") or default is None
     )
 
 
@@ -141,6 +142,7 @@ def test_members_and_spares_are_the_groups(where: str) -> None:
         "minimum",
         "ranks",
         "outage_budget_s",
+        "reduce_timeout_s",
         "bucket_mb",
         "start_window_s",
         "fingerprint_every",
@@ -200,5 +202,5 @@ def test_a_token_that_no_call_can_carry_is_refused(tmp_path: Path, content: str)
 
 def test_what_is_derived_from_the_outage_budget() -> None:
     settings = Settings(outage_budget_s=20)
-    assert settings.form_timeout_s < settings.outage_budget_s < settings.start_budget_s
-    assert settings.reduce_timeout_s >= settings.outage_budget_s
+    assert settings.timeouts.form_timeout_s < settings.outage_budget_s < settings.timeouts.start_budget_s
+    assert settings.timeouts.reduce_timeout_s == 240 and settings.reduce_timeout_s is None
