@@ -2,7 +2,7 @@
 
 To be stuck is no reason to be left out. Its manager says so to the lighthouse, which leaves the group out once another
 one stands for it. If nobody ever does (all groups wait for one storage, or there is only this one) it ends, but not
-before ten outage budgets: nothing waits without a bound.
+before a reduce would have been given up: nothing waits without a bound.
 """
 
 from __future__ import annotations

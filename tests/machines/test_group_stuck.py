@@ -68,11 +68,11 @@ def test_what_was_declared_is_borne() -> None:
     assert not [event for event in world.events if isinstance(event, schema.Stuck)]
 
 
-def test_a_group_that_nobody_waits_for_ends_after_ten_budgets() -> None:
+def test_a_group_that_nobody_waits_for_ends_after_as_long_as_a_reduce_may_stand() -> None:
     world = started(outage_budget_s=8.0)
-    does(world, 79.0, step=4)
+    does(world, 95.0, step=4)
     assert not world.ended
-    does(world, 81.0, step=4)
+    does(world, 97.0, step=4)
     (end,) = world.ended
     assert end.exit_code == exits.GAVE_UP and "rank 1 has made no progress in compute of step 4" in end.reason
     assert world.killed

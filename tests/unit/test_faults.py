@@ -192,15 +192,15 @@ def test_freeze_stops_the_rank_until_it_is_thawed() -> None:
 
 
 BESIDE = """
-import sys, threading, time
+import os, sys, threading, time
 from lightkeeper.manager.faults import Injector, parse_faults
 def beside():
     time.sleep(0.05)
-    print("another thread", flush=True)
+    os.write(1, b"another thread\n")
 def write(event):
     threading.Thread(target=beside).start()
 Injector(parse_faults(sys.argv[1]), "rank g0/0", 0, write).reached("vote", 1)
-print("still here", flush=True)
+os.write(1, b"still here\n")
 """
 
 
