@@ -271,6 +271,7 @@ class Job:
             "token": TOKEN,
             "run_folder": str(self.folder),
             "outage_budget_s": 20,
+            "stall_floor_s": 15,  # on a busy machine a rank may well do nothing for five seconds
             "fingerprint_every": 1,
             "bucket_mb": 0.001,
             **self.settings,

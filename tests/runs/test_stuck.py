@@ -1,0 +1,113 @@
+"""A rank that lives and makes no progress: found by its manager, left out once others stand, named with its phase."""
+
+from __future__ import annotations
+
+import pytest
+from facts import Facts
+from harness import Job
+
+from lightkeeper.events import schema
+from lightkeeper.events.reader import seconds_between
+from lightkeeper.events.summary import samples_exactly_once
+
+STEPS, AT, FLOOR_S = 12, 6, 2.0
+LIVE = {"g0", "g1"}
+
+
+def stuck(facts: Facts, fault: schema.FaultInjected) -> schema.Stuck:
+    """What must be so whoever is stuck: said, left out for it, named, and nobody else."""
+    (said,) = facts.all(schema.Stuck)
+    assert (said.group, said.rank, said.phase, said.step) == ("g2", 0, fault.phase, AT)
+    assert said.since_s > said.deadline_s >= FLOOR_S and said.how.startswith("learnt from ")
+    lost = facts.lost["g2"]
+    assert facts.lost.keys() == {"g2"} and (lost.detected_by, lost.rank, lost.phase) == ("progress", 0, fault.phase)
+    assert "lives and has made no progress" in lost.cause
+    assert FLOOR_S - 0.2 <= seconds_between(fault, lost) < said.deadline_s + 1.5
+    assert "ends with exit code 104: left out of the job: rank 0 lives and has made no progress" in facts.said["g2"]
+    return said
+
+
+@pytest.mark.parametrize(("kind", "phase"), [("stall", "compute"), ("stall", "reduce"), ("hold", "compute")])
+def test_a_rank_that_makes_no_progress_is_left_out_and_named(job: Job, kind: str, phase: str) -> None:
+    """Asleep in its step, asleep before it puts its part in, and in a C call that keeps the interpreter lock."""
+    job.settings["stall_floor_s"] = FLOOR_S
+    job.start_all(3, fault=f"{kind}:g2:{phase}:{AT}", steps=STEPS)
+    facts = job.finish()
+    facts.check(STEPS, LIVE, {"g2": -9})
+    stuck(facts, facts.fault(kind, phase, "g2", AT))
+    armed = facts.all(schema.Armed)
+    assert {event.group for event in armed} == {"g0", "g1", "g2"} and all(event.learnt for event in armed)
+    assert "watches for ranks that make no progress: compute " in facts.said["g0"]
+    waits = [event for event in facts.all(schema.Waiting) if "g2" in event.whom]
+    assert waits and f"{phase} of step {AT}" in waits[-1].why
+    (phases,) = [event for event in facts.all(schema.LastPhases) if event.epoch > 1]
+    assert f"{phase} of step {AT} for " in phases.phases["g2"] and "reduce of step" in phases.phases["g0"]
+
+
+def test_a_held_interpreter_lock_evicts_nobody_while_it_is_borne(job: Job) -> None:
+    job.settings["stall_floor_s"] = 2 * FLOOR_S
+    job.start_all(3, fault=f"hold=2:g2:compute:{AT}", steps=STEPS)
+    facts = job.finish()
+    fault = facts.fault("hold", "compute", "g2", AT)
+    facts.check(STEPS, {"g0", "g1", "g2"})
+    assert not facts.lost and len(facts.epochs) == 1 and not facts.all(schema.Stuck)
+    assert max(c.seconds for c in facts.all(schema.Committed, step=AT)) > 1.9, fault
+
+
+@pytest.mark.long
+def test_ten_seconds_of_a_held_interpreter_lock_are_borne_by_default(job: Job) -> None:
+    job.settings["outage_budget_s"] = 60
+    job.start_all(3, fault=f"hold=10:g2:compute:{AT}", steps=STEPS)
+    facts = job.finish()
+    facts.fault("hold", "compute", "g2", AT)
+    facts.check(STEPS, {"g0", "g1", "g2"})
+    assert not facts.lost and not facts.all(schema.Stuck)
+
+
+def test_if_all_groups_wait_for_one_thing_nobody_is_left_out(job: Job) -> None:
+    """As for a storage that hangs."""
+    job.settings["stall_floor_s"] = FLOOR_S
+    faults = ",".join(f"stall=5:g{i}:compute:{AT}" for i in range(2))
+    job.start_all(2, fault=faults, steps=STEPS)
+    facts = job.finish()
+    assert {event.group for event in facts.all(schema.FaultInjected)} == LIVE
+    assert facts.codes == dict.fromkeys(LIVE, 0) and samples_exactly_once(facts.events, STEPS).holds
+    assert {event.group for event in facts.all(schema.Stuck)} == LIVE, "both have said so"
+    assert not facts.lost and len(facts.epochs) == 1
+
+
+def test_slow_first_steps_and_undeclared_evaluations_raise_no_alarm_and_a_stall_does(job: Job) -> None:
+    """The first step is 20 times slower, every tenth one evaluates for 15 times as long, and step 35 stalls."""
+    job.settings["stall_floor_s"] = FLOOR_S
+    evaluations = ",".join(f"stall=1.5:g0:apply:{step}" for step in range(9, 40, 10))
+    first = ",".join(f"stall=2:g{i}:compute:0" for i in range(3))
+    job.start_all(3, fault=f"{first},{evaluations},stall:g2:compute:35", steps=40, delay=0.02)
+    facts = job.finish(within_s=60)
+    assert facts.codes == {"g0": 0, "g1": 0, "g2": -9} and samples_exactly_once(facts.events, 40).holds
+    assert len(facts.all(schema.FaultInjected)) == 3 + 4 + 1
+    (said,) = facts.all(schema.Stuck)
+    assert (said.group, said.step) == ("g2", 35)
+    assert facts.lost.keys() == {"g2"} and facts.lost["g2"].detected_by == "progress"
+
+
+def test_the_slow_one_is_named_with_what_it_costs_and_nobody_is_left_out(job: Job) -> None:
+    job.settings["deal"] = "even"
+    job.start_all(3, fault="slow=60:g2:compute:5", steps=60, delay=0.04)
+    facts = job.finish(within_s=90)
+    facts.check(60, {"g0", "g1", "g2"})
+    facts.fault("slow", "compute", "g2", 5)
+    assert not facts.lost and len(facts.epochs) == 1
+    slow = facts.all(schema.Slow)
+    assert slow and {event.group for event in slow} == {"g2"}
+    assert slow[0].factor > 1.25 and slow[0].costs > 0.1 and slow[0].done == "reported" and slow[0].rank == 0
+
+
+def test_a_slow_group_is_asked_to_leave_where_that_is_wanted_and_a_spare_is_there(job: Job) -> None:
+    job.settings |= {"spares": 1, "slow": "evict", "groups": 3}
+    job.start_all(3, fault="slow=200:g1:compute:5", steps=120, delay=0.02, microbatches=2)
+    facts = job.finish(within_s=90)
+    assert facts.codes == {"g0": 0, "g1": 0, "g2": 0} and not facts.lost
+    (quarantined,) = facts.all(schema.Quarantined)
+    assert quarantined.group == "g1" and "times what the others take" in quarantined.reason
+    assert [event.done for event in facts.all(schema.Slow)] == ["reported", "asked to leave"]
+    assert facts.all(schema.Left, group="g1") and facts.members[-1] == ("g0", "g2")
