@@ -49,7 +49,9 @@ class NcclGroup:
         if self._aborted is not None or nccl is None:
             raise self.failure(what, None)
         try:
-            return _NcclReduction(self, call(nccl), what)
+            work = call(nccl)
+            work = getattr(work, "_work", work)  # torchft's wrapper never says that it is completed
+            return _NcclReduction(self, work, what)
         except RuntimeError as e:
             raise self.failure(what, e) from e
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torchft.process_group
 
 from lightkeeper.manager.groups import GroupFailed, LocalKeys, start_build
 from lightkeeper.manager.nccl import NcclGroup
@@ -56,6 +57,18 @@ def test_wait_returns_when_the_work_is_done(group):
     threading.Timer(0.01, group._nccl.work.completed.set).start()
     reduction.wait(10.0)
     assert reduction.done() and group._nccl.work.waited
+
+
+def test_work_that_torchft_has_wrapped_is_seen_to_be_done(group):
+    """As it wraps all of it on a recent NCCL: its wrapper inherits an `is_completed` that knows nothing of the work."""
+    nccl, inner = group._nccl, group._nccl.work
+    wrapped = torchft.process_group._WorkAcceleratorTimeout(nccl, inner, timedelta(seconds=1))
+    nccl.work = wrapped
+    inner.completed.set()
+    reduction = group.all_reduce(torch.zeros(1))
+    assert reduction.done() and not wrapped.is_completed()
+    reduction.wait(0.5)
+    assert inner.waited
 
 
 def test_wait_is_bounded(group):
