@@ -113,7 +113,7 @@ def plain_tiny() -> Trainer.Config:
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
         checkpoint=CheckpointManager.Config(),
         activation_checkpoint=None,
-        comm=CommConfig(trace_buf_size=0, init_timeout_seconds=60, train_timeout_seconds=30),
+        comm=CommConfig(trace_buf_size=0),
     )
 
 

@@ -23,6 +23,9 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
+from lightkeeper.manager.owngroups import set_default
+from lightkeeper.manager.settings import read_settings
+
 PING, IMPORTS, READY, BECOME = b"?i!b"  # first bytes of what is said at the socket of a process that waits
 
 _served: list[Any] = []  # the store lives as long as this process
@@ -39,6 +42,8 @@ def run(store: int | None, command: list[str]) -> None:
         BaseException: what ended the script; unless it is a `SystemExit`, it has been shown already.
     """
     try:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            set_default(read_settings().timeouts.collective_timeout_s)
         if store is not None:
             serve_store(store)
         if command[0] == "-m":

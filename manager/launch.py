@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightkeeper.errors import UsageError
-from lightkeeper.manager import faults
+from lightkeeper.manager import faults, ncclenv
 from lightkeeper.manager.addresses import own_host
 from lightkeeper.manager.agent import NodeAgent
 from lightkeeper.manager.folders import SOCKET, FolderNotMade, make_folder
@@ -210,6 +210,7 @@ class Launcher:
         environment = {**os.environ, **s.to_environment(), SOCKET_VARIABLE: str(path)}
         if self.starts:
             environment.pop(faults.VARIABLE, None)  # a fault on request strikes the first start
+        environment.update(ncclenv.unset(environment, s.timeouts))
         return RankProcesses(
             self.command, s.ranks_here, s.ranks, environment, incarnation, rendezvous,
             node_rank=s.node_rank, nodes=s.nnodes, restart=self.starts,

@@ -17,9 +17,11 @@ import torchft.process_group
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions
 
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, KeyValue
+from lightkeeper.manager.ncclenv import across_groups
 from lightkeeper.manager.store import RendezvousStore
 
 _POLL_FIRST_S, _POLL_MAX_S = 20e-6, 1e-3
+_NEVER = timedelta(days=30)  # torch's own time-out per operation: ours are given to `wait`, `abort` ends the rest
 
 
 class NcclGroup:
@@ -132,7 +134,9 @@ class FormNccl:
         self._nccl = nccl
         store = RendezvousStore(self._keys, self._timeout_s)
         try:
-            nccl._pg = nccl._create_pg(store, self._slot, self._size)
+            with across_groups():
+                nccl._pg = nccl._create_pg(store, self._slot, self._size)
+            nccl._pg._get_backend(torch.device("cuda"))._set_default_timeout(_NEVER)
         except (RuntimeError, TimeoutError) as e:
             raise self._failure(e) from e
         return NcclGroup(nccl, self._slot, self._size, self._name)

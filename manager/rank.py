@@ -12,7 +12,7 @@ from torch import nn
 
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.lighthouse.names import Entry
-from lightkeeper.manager import exits, local
+from lightkeeper.manager import exits, local, owngroups
 from lightkeeper.manager.addresses import own_host
 from lightkeeper.manager.averages import EXTRA, AveragedBuffers
 from lightkeeper.manager.before import BeforeExtras
@@ -81,6 +81,7 @@ class Rank:
         self.place = place_of(place, self.rank, self.settings.ranks)
         self._sync = GradientSync(_modules(model), sync)
         self._parameters = _named_parameters(model)
+        owngroups.settle(self.settings.timeouts, self._parameters[0][1].is_cuda)
         _check_optimizers(optimizer, self._parameters)
         self._layout = ExtrasLayout()
         self._before = BeforeExtras(self._layout)

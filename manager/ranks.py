@@ -108,7 +108,6 @@ class RankProcesses:
             "TORCHELASTIC_RESTART_COUNT": str(restart),
             "TORCHELASTIC_MAX_RESTARTS": "0",  # in place; a group starts again under another name, with other processes
             "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
         if len(ranks) > 1 and "OMP_NUM_THREADS" not in environment:
             self._alike["OMP_NUM_THREADS"] = "1"

@@ -136,7 +136,7 @@ class Timeouts:
             raise UsageError(f"seconds={seconds!r}: give a number of seconds above 0")
         if seconds >= self.reduce_timeout_s:
             raise UsageError(
-                f"seconds={seconds:g} must be below {self._said('reduce_timeout_s')}: the other groups stand in their "
+                f"seconds={seconds:g} must be below {self.said('reduce_timeout_s')}: the other groups stand in their "
                 f"reduce meanwhile, and would give the epoch up; {self._raise('reduce_timeout_s')}"
             )
 
@@ -159,11 +159,12 @@ class Timeouts:
             lower, upper = (known.get(name, getattr(self, name, math.nan)) for name in (pair.lower, pair.upper))
             if not lower < upper:
                 yield (
-                    f"{self._said(pair.lower, lower)} must be below {self._said(pair.upper, upper)}: {pair.why}; "
+                    f"{self.said(pair.lower, lower)} must be below {self.said(pair.upper, upper)}: {pair.why}; "
                     f"{self._put_right(pair)}"
                 )
 
-    def _said(self, name: str, value: float | None = None) -> str:
+    def said(self, name: str, value: float | None = None) -> str:
+        """Name, value and source, for a line."""
         value = getattr(self, name) if value is None else value
         source = self.source(name)
         if name not in self.told_by and name != "lease_s" and value != getattr(self, name):

@@ -24,6 +24,7 @@ from lightkeeper.integrations.torchtitan.config import FaultTolerance
 from lightkeeper.integrations.torchtitan.data import SlotStreams
 from lightkeeper.integrations.torchtitan.figures import Started, lead_logger, settle, without_writers
 from lightkeeper.integrations.torchtitan.lead import LeadValidator, MarkedProfilerConfig, per_group_folders
+from lightkeeper.integrations.torchtitan.patience import comm_of
 from lightkeeper.integrations.torchtitan.refusals import refuse_contradictions, refuse_unsupported
 from lightkeeper.integrations.torchtitan.run import Run, Standing
 from lightkeeper.integrations.torchtitan.running import who_trains
@@ -74,6 +75,8 @@ class FaultTolerantTrainer(Trainer):
 
     def init_distributed(self) -> ParallelDims:
         """The group's own ranks, and what a step has for them."""
+        if self._settings is not None:
+            self.config.comm = comm_of(self.config.comm, self._settings, int(os.environ.get("WORLD_SIZE", "1")))
         dims = super().init_distributed()
         if self._settings is not None:
             training = self.config.training = dataclasses.replace(self.config.training)

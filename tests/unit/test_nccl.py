@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torchft.process_group
 
+from lightkeeper.manager import ncclenv
 from lightkeeper.manager.groups import GroupFailed, LocalKeys, start_build
 from lightkeeper.manager.nccl import NcclGroup
 
@@ -57,6 +59,37 @@ def test_wait_returns_when_the_work_is_done(group):
     threading.Timer(0.01, group._nccl.work.completed.set).start()
     reduction.wait(10.0)
     assert reduction.done() and group._nccl.work.waited
+
+
+class FakeBackend:
+    """torch's, as far as `FormNccl` needs it: what it read from the environment, and its time-out."""
+
+    def __init__(self) -> None:
+        self.read = {name: os.environ.get(name) for name in ncclenv.ACROSS_GROUPS}
+        self.timeout = timedelta(minutes=10)
+
+    def _get_backend(self, device: torch.device) -> FakeBackend:
+        assert device.type == "cuda"
+        return self
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+
+def test_an_epochs_group_never_ends_the_process(monkeypatch):
+    """Neither by a peer's error, nor by a watchdog that stands, nor after torch's own ten minutes."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torchft.process_group.ProcessGroupNCCL, "__init__", lambda self, timeout: None)
+    monkeypatch.setattr(
+        torchft.process_group.ProcessGroupNCCL, "_create_pg", lambda *_: made.append(FakeBackend()) or made[0]
+    )
+    monkeypatch.setenv(ncclenv.HANDLING, "3")
+    monkeypatch.delenv(ncclenv.MONITORING, raising=False)
+    group = start_build("nccl", LocalKeys(), 0, 2, 5.0, "epoch 1").wait()
+    assert group.size == 2 and set(made[0].read.values()) == {"0"}
+    assert made[0].timeout > timedelta(days=1)
+    assert os.environ[ncclenv.HANDLING] == "3" and ncclenv.MONITORING not in os.environ, "as before"
 
 
 def test_work_that_torchft_has_wrapped_is_seen_to_be_done(group):
