@@ -173,6 +173,18 @@ def test_an_inverted_order_is_refused_at_the_start(command: str, job: Job, tmp_p
     )
 
 
+def test_a_lease_above_the_budget_ends_a_group_that_is_no_member(job: Job) -> None:
+    """The lease is the lighthouse's: the order is wrong once it has said it."""
+    job.settings.update(groups=2, outage_budget_s=5)
+    job.start_lighthouse("--lease-s", "6")
+    job.start("g0", steps=3)
+    assert job.wait("g0", within_s=20)["g0"] not in (0, None)
+    said = job.said("g0")
+    assert "lease_s 6 (--lease-s of the lighthouse) must be below outage_budget_s 5 (LIGHTKEEPER_OUTAGE_BUDGET_S)" in said
+    assert "exit code 2" in said and not [e for e in job.events() if isinstance(e, schema.Activated)]
+    job.finish()
+
+
 def test_host(job: Job) -> None:
     """Peers reach the group where it says: 127.0.0.2 is another address of the same machine."""
     job.start_all(2, steps=60, delay=0.02, only={"g1": {"settings": {"host": "127.0.0.2"}}})
