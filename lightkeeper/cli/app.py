@@ -20,7 +20,19 @@ INTERRUPTED = 130
 
 def build() -> typer.Typer:
     """The application with all commands."""
-    from lightkeeper.cli import bench, demo, drain, events, fence, launch, lighthouse, manager, simulate, status
+    from lightkeeper.cli import (
+        bench,
+        demo,
+        diagnose,
+        drain,
+        events,
+        fence,
+        launch,
+        lighthouse,
+        manager,
+        simulate,
+        status,
+    )
 
     app = typer.Typer(
         name="lightkeeper",
@@ -38,6 +50,7 @@ def build() -> typer.Typer:
     app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.command)
     app.command("simulate")(simulate.command)
     app.command("events")(events.command)
+    app.command("diagnose")(diagnose.command)
     app.command("status")(status.command)
     app.command("drain")(drain.command)
     app.command("fence")(fence.command)
