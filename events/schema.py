@@ -448,16 +448,20 @@ class Evidence(Event, frozen=True, kw_only=True):
     Attributes:
         folder: where, below the run's folder.
         reason: what it was taken for.
+        log_class: the cause that the last lines of its ranks' logs tell (`lightkeeper diagnose`), and in which words.
         taken: size in bytes by name: "stacks-rank0", "recorder-rank0", "log-rank0", "kernel", ...
         missing: by name, why there is none.
         seconds: what taking it took.
+        recorder: what the flight recorders say, compared: which collective, who is missing; empty if nothing.
     """
 
     folder: str
     reason: str = ""
+    log_class: str = ""
     taken: dict[str, int] = {}
     missing: dict[str, str] = {}
     seconds: float = 0.0
+    recorder: str = ""
 
 
 class ReduceFailed(Event, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ def build() -> typer.Typer:
         manager,
         simulate,
         status,
+        why,
     )
 
     app = typer.Typer(
@@ -50,6 +51,7 @@ def build() -> typer.Typer:
     app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.command)
     app.command("simulate")(simulate.command)
     app.command("events")(events.command)
+    app.command("why")(why.command)
     app.command("diagnose")(diagnose.command)
     app.command("status")(status.command)
     app.command("drain")(drain.command)

@@ -21,7 +21,7 @@ from lightkeeper.events.schema import Committed, GroupLost
 from lightkeeper.manager.settings import Settings
 
 OF_LAUNCH = {"script", "token_file", "restarts", "warm", "torchtitan"}  # options of it that are no settings
-COMMANDS = ["lighthouse", "launch", "manager", "demo", "bench", "events", "diagnose", "status", "fence"]
+COMMANDS = ["lighthouse", "launch", "manager", "demo", "bench", "events", "why", "diagnose", "status", "fence"]
 
 
 @pytest.fixture(autouse=True)

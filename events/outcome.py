@@ -1,0 +1,105 @@
+"""What was done about an incident, and what it cost those who stayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lightkeeper.events.incidents import Cluster
+from lightkeeper.events.lineage import pick
+from lightkeeper.events.reader import seconds_between
+from lightkeeper.events.schema import (
+    Committed,
+    Event,
+    Fenced,
+    GroupLost,
+    Healed,
+    JobStopped,
+    Recovered,
+    Rejoined,
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an incident cost.
+
+    Attributes:
+        stalls_s: by group that stayed, seconds that it stood.
+        further: microbatches that were orphaned and computed by those who stayed.
+        recomputed: microbatches that those who stayed computed twice.
+        steps_lost: commits of those who stayed that were thrown away.
+        share: of everybody's time, 0 to 1, while it lasts; of a slow group.
+    """
+
+    stalls_s: dict[str, float] = field(default_factory=dict)
+    further: int = 0
+    recomputed: int = 0
+    steps_lost: int = 0
+    share: float = 0.0
+
+
+def what_was_done(cluster: Cluster, events: Sequence[Event], guilty: set[str]) -> tuple[str, ...]:
+    """In words, in the order in which it was done; `guilty` are the groups it is told of."""
+    done = []
+    activated, lost = cluster.activated, cluster.lost
+    if activated is not None:
+        out = sorted(guilty - set(activated.members)) if activated.members else []
+        done += [f"{', '.join(out)} left out from step {activated.first_step}"] if out else []
+    if fenced := sorted({event.group for event in pick(cluster.events, Fenced)} & set(lost)):
+        done.append(f"{', '.join(fenced)} fenced")
+    recovered = pick(cluster.events, Recovered)
+    if recovered:
+        groups = sorted({event.group for event in recovered})
+        done.append(f"step {recovered[0].step} done by {', '.join(groups)}")
+    done += [told for group in sorted(lost) if (told := _back(cluster, events, group))]
+    stops = [event.reason for event in pick(cluster.events, JobStopped)]
+    if stops:
+        done.append(f"the job stopped: {stops[0]}")
+    elif activated is None and not cluster.closed:
+        done.append("nothing yet: it is not over")
+    return tuple(done)
+
+
+def _back(cluster: Cluster, events: Sequence[Event], group: str) -> str:
+    """How a lost group came back, if it did before it was lost again."""
+    former, healed = cluster.lost[group], False
+    gone = [event for event in pick(cluster.events, GroupLost) if event.group == group]
+    for event in events[cluster.start :]:
+        if event.group != group or event.incarnation in ("", former):
+            continue
+        if isinstance(event, GroupLost):
+            return f"{group} came back and was lost again"
+        healed = healed or isinstance(event, Healed)
+        if isinstance(event, Rejoined):
+            after = f", {seconds_between(gone[0], event):.1f} s after its loss" if gone else ""
+            return f"{group} {'healed and ' if healed else ''}rejoined at step {event.step}{after}"
+        if isinstance(event, Committed) and event.live:
+            return f"{group} is back since step {event.step}"
+    return ""
+
+
+def costs(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[int, int]]) -> Cost:
+    """What those who stayed paid.
+
+    Args:
+        cluster: the incident.
+        events: the run.
+        epoch_of: of its lineage, the (epoch, term) of each step's entry.
+    """
+    stalls: dict[str, float] = {}
+    further: set[tuple[str, int, int]] = set()
+    for event in pick(cluster.events, Recovered):
+        stalls[event.group] = max(stalls.get(event.group, 0.0), event.stall_s)
+        further |= {(event.group, event.step, k) for k in event.further}
+    if cluster.activated is None:
+        return Cost(stalls, len(further))
+    epoch, step, stayed = cluster.activated.epoch, cluster.activated.first_step, set(cluster.activated.members)
+    own = [c for c in pick(events, Committed) if c.group in stayed and c.rank == 0 and c.live]
+    twice = {
+        c.group: c.computed - len(c.microbatches)
+        for c in own
+        if (c.step, c.epoch) == (step, epoch) and c.computed is not None
+    }
+    thrown = {(c.group, c.step) for c in own if c.step >= step and (c.epoch, c.term) != epoch_of[c.step]}
+    return Cost(stalls, len(further), sum(max(0, more) for more in twice.values()), len(thrown))

@@ -1,0 +1,183 @@
+"""What speaks against whom: the signals of one incident, each with its weight.
+
+A weight says how often such a thing, alone, names the right one. They are set by hand, from the faults that were made
+on purpose here; together they count as independent witnesses do (`verdict.combined`). What a member says of others
+weighs little, and a failed reduce nothing against the one who reports it: it is usually a victim.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightkeeper.events.incidents import Cluster
+from lightkeeper.events.schema import (
+    Event,
+    Evidence,
+    GroupLost,
+    LastPhases,
+    ProcessEnded,
+    Quarantined,
+    ReduceFailed,
+    Stuck,
+    UserError,
+)
+from lightkeeper.manager import exits
+
+EXCEPTION, EXIT, STOPPED, DEADLINE, RECORDER, SILENCE, LOG, QUARANTINE, ARRIVAL, NAMED = (
+    0.95, 0.9, 0.95, 0.85, 0.8, 0.65, 0.6, 0.5, 0.5, 0.3,
+)  # fmt: skip
+BROKEN_INSIDE = 0.5  # its ranks lost each other, and none of them died: as likely the network
+FAILURES = 0.5  # named by most of several failed reduces
+NAMED_MAX = 0.5
+SILENT_S_MIN, SILENT_TIMES = 1.0, 3.0  # so long, and so many times as long as the others
+_STANDS = ("reduce", "vote", "recover", "before", "closing", "wait")
+_OWN_ENDS = (0, exits.REFUSED, exits.FENCED, exits.GAVE_UP, exits.STOPPED, exits.ORPHANED)
+_RANK = re.compile(r"\branks? (\d+)")
+_SECONDS = re.compile(r"(?:for|within) (\d+(?:\.\d+)?) s\b")
+_MISSING = re.compile(r"\brank (\d+) of (?:group )?(\S+?)[,;:.]?(?:\s|$)")
+_VICTIMS_SAY = ("nccl", "gloo", "rendezvous", "unknown", "cancelled")  # classes of a log that mostly tell of others
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One thing that speaks against a group.
+
+    Attributes:
+        name: which kind: "exit", "exception", "stopped", "silence", "deadline", "not arrived", "recorder", ...
+        weight: 0 to 1.
+        detail: what was seen, in words.
+        group: against whom.
+        rank: which of its ranks, -1 if that is not known.
+        since: wall time at which it began.
+        kind: what it would mean: "killed", "exit", "exception", "frozen", "silent", "stuck", ...; "" if it only points.
+    """
+
+    name: str
+    weight: float
+    detail: str
+    group: str
+    rank: int = -1
+    since: float = 0.0
+    kind: str = ""
+
+
+def signals(cluster: Cluster) -> list[Signal]:
+    """All signals of an incident, in the order in which they began."""
+    events = cluster.events
+    found = [signal for event in events for signal in _of(event, events)]
+    found += _named(events)
+    unique = {(s.name, s.group, s.rank, s.detail): s for s in reversed(found)}  # the first time it was said
+    return sorted(unique.values(), key=lambda signal: signal.since)
+
+
+def _of(event: Event, events: Sequence[Event]) -> list[Signal]:
+    if isinstance(event, GroupLost):
+        return _lost(event, any(isinstance(e, UserError) and e.group == event.group for e in events))
+    if isinstance(event, UserError):
+        detail = f"rank {event.rank} raised {event.type}: {event.message}"
+        return [Signal("exception", EXCEPTION, detail, event.group, event.rank, event.wall, "exception")]
+    if isinstance(event, Stuck):
+        return [_stuck(event)]
+    if isinstance(event, LastPhases):
+        return _phases(event)
+    if isinstance(event, Evidence):
+        return _evidence(event)
+    if isinstance(event, Quarantined) and event.group:
+        detail = f"{event.node} was put into quarantine: {event.reason}"
+        return [Signal("quarantine", QUARANTINE, detail, event.group, -1, event.wall)]
+    if isinstance(event, ProcessEnded) and event.child is not None and event.exit_code not in (*_OWN_ENDS, 1):
+        rank = -1 if event.rank is None else event.rank
+        detail = f"process {event.child} {exits.describe_exit(event.exit_code)}"
+        return [Signal("exit of a process", SILENCE, detail, event.group, rank, event.wall)]
+    return []
+
+
+def _lost(event: GroupLost, raised: bool) -> list[Signal]:
+    """What the one who called a group lost had seen of it."""
+    found = _RANK.search(event.cause)
+    rank = event.rank if event.rank >= 0 else int(found[1]) if found else -1
+    seconds = _SECONDS.search(event.cause)
+    since = event.wall - (event.since_s or (float(seconds[1]) if seconds else 0.0))
+    words = event.cause
+    match event.detected_by:
+        case "frozen":
+            return [Signal("stopped", STOPPED, words, event.group, rank, since, "frozen")]
+        case "lease" | "stream":
+            return [Signal("silence", SILENCE, words, event.group, rank, since, "silent")]
+        case "progress":
+            return [Signal("deadline", DEADLINE, words, event.group, rank, since, "stuck")]
+        case "failures":
+            return [Signal("named by most", FAILURES, words, event.group, rank, since, "failures")]
+        case "operator" | "fenced":
+            return [Signal("operator", EXIT, words, event.group, rank, since, "operator")]
+    if "lost its connection to the other ranks" in words:
+        return [Signal("broken inside", BROKEN_INSIDE, words, event.group, rank, since, "inside")]
+    if raised and "raised" in words:
+        return []  # said by the exception itself
+    kind = "killed" if "was killed by" in words else "exit" if _RANK.match(words) else "gone"
+    weight = EXIT if kind != "gone" else SILENCE
+    return [Signal("exit", weight, words, event.group, rank, since, kind)]
+
+
+def _stuck(event: Stuck) -> Signal:
+    stopped = event.state == "stopped"
+    how = f", {event.how}" if event.how else ""
+    borne = f"{event.deadline_s:.1f} s are borne{how}; its process: {event.state or '?'}"
+    detail = f"rank {event.rank} made no progress in {event.phase} for {event.since_s:.1f} s ({borne})"
+    name, weight, kind = ("stopped", STOPPED, "frozen") if stopped else ("deadline", DEADLINE, "stuck")
+    return Signal(name, weight, detail, event.group, event.rank, event.wall - event.since_s, kind)
+
+
+def _phases(event: LastPhases) -> list[Signal]:
+    """Who had not arrived, where others stood, and who had not been heard of for much longer than they."""
+    found = []
+    away = {group: _away(words) for group, words in event.phases.items()}
+    if any(not words for words in away.values()):
+        for group, words in away.items():
+            if words:
+                rank = int(r[1]) if (r := _RANK.search(words)) else -1
+                detail = f"had not arrived: {words}"
+                found.append(Signal("not arrived", ARRIVAL, detail, group, rank, event.wall))
+    for group, silent_s in event.silent_s.items():
+        others = [seconds for other, seconds in event.silent_s.items() if other != group]
+        if others and silent_s >= max(SILENT_S_MIN, SILENT_TIMES * max(others)):
+            detail = f"unheard of for {silent_s:.1f} s, the others for {max(others):.1f} s at most"
+            found.append(Signal("silence", ARRIVAL, detail, group, -1, event.wall - silent_s, "silent"))
+    return found
+
+
+def _away(words: str) -> str:
+    """The part of a group's last phases that is neither a reduce nor a wait."""
+    parts = [part for part in re.split(r", (?=ranks? )", words) if part]
+    return ", ".join(part for part in parts if not any(f"{phase} of step" in part for phase in _STANDS))
+
+
+def _evidence(event: Evidence) -> list[Signal]:
+    found = []
+    if event.recorder and (missing := _MISSING.search(event.recorder)):
+        detail = f"flight recorder: {event.recorder}"
+        found.append(Signal("recorder", RECORDER, detail, missing[2], int(missing[1]), event.wall))
+    cause = event.log_class.split(":")[0].split()[0] if event.log_class.split() else ""
+    if cause and cause not in _VICTIMS_SAY:
+        rank = int(r[1]) if (r := _RANK.search(event.log_class)) else -1
+        found.append(Signal("log", LOG, f"last log lines: {event.log_class}", event.group, rank, event.wall, cause))
+    return found
+
+
+def _named(events: Sequence[Event]) -> list[Signal]:
+    """Those whom failed reduces name, once for each group that names them."""
+    by_suspect: dict[str, dict[str, float]] = {}
+    for event in events:
+        if isinstance(event, ReduceFailed):
+            for suspect in event.suspects:
+                if suspect != event.group:
+                    by_suspect.setdefault(suspect, {}).setdefault(event.group, event.wall)
+    return [
+        Signal(
+            "named by others", min(NAMED_MAX, NAMED * len(by)), f"named by {', '.join(sorted(by))}", suspect, -1,
+            min(by.values()),
+        )
+        for suspect, by in by_suspect.items()
+    ]  # fmt: skip

@@ -1,0 +1,116 @@
+"""A verdict for people: at most six lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lightkeeper.errors import UsageError
+from lightkeeper.events.outcome import Cost
+from lightkeeper.events.verdict import Culprit, Incident
+
+LINES_MAX = 6
+SIGNALS_MAX, NAMED_MAX, CHARS_MAX = 4, 6, 400
+_WHOSE = {
+    "network": "nobody: the network",
+    "storage": "nobody alone: all groups",
+    "job": "the job itself: all groups",
+    "unknown": "nobody is known",
+}
+
+
+def choose(incidents: Sequence[Incident], which: str) -> Incident:
+    """The incident that is asked for.
+
+    Args:
+        incidents: of a run, in order, at least one.
+        which: "last", a step, or a group: the last one with that.
+
+    Raises:
+        UsageError: there is none; it names what there is.
+    """
+    if which == "last":
+        return incidents[-1]
+    if which.isdecimal():
+        found = [one for one in incidents if one.step == int(which)]
+    else:
+        found = [one for one in incidents if which in one.groups()]
+        found = found or [one for one in incidents if which in one.victims]
+    if found:
+        return found[-1]
+    steps = ", ".join(dict.fromkeys(str(one.step) for one in incidents[-NAMED_MAX:]))
+    groups = ", ".join(sorted({group for one in incidents for group in one.groups()})[:NAMED_MAX]) or "no group"
+    what = f"step {which}" if which.isdecimal() else f"{which!r}"
+    raise UsageError(f"no incident of {what}: there are {len(incidents)}, at step {steps}; about {groups}")
+
+
+def lines(incident: Incident) -> list[str]:
+    """Who, since when, by what evidence, what was done, what it cost, what to do."""
+    one = incident.culprit
+    doubt = ", which is little: do not act on it alone" if incident.low else ""
+    head = f"{_whose(one)}: {one.cause} (confidence {one.confidence:.2f}{doubt})"
+    told = [head, _since(incident), _evidence(incident)]
+    told.append("done: " + ("; ".join(incident.done) or "nothing was necessary"))
+    told.append("cost: " + cost_in_words(incident.cost))
+    told.append("do: " + incident.advice)
+    return [_short(line) for line in told]
+
+
+def _whose(one: Culprit) -> str:
+    if not one.group:
+        return _WHOSE.get(one.kind, "nobody")
+    rank = f" rank {one.rank}" if one.rank >= 0 else ""
+    return f"{one.group}{rank}{f' on {one.node}' if one.node else ''}"
+
+
+def _since(incident: Incident) -> str:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.culprit.since))
+    parts = [f"since {stamp}.{int(incident.culprit.since % 1 * 1000):03d}"]
+    if incident.step >= 0:
+        parts[0] += f", in step {incident.step}"
+    parts += [f"then {_whose(other)}: {other.cause} ({other.confidence:.2f})" for other in incident.others]
+    if incident.victims:
+        parts.append(f"victims: {_few(incident.victims)}")
+    return "; ".join(parts)
+
+
+def _evidence(incident: Incident) -> str:
+    whose = incident.culprit.group
+    own = [signal for signal in incident.signals if signal.group == whose or not whose]
+    told = [f"{signal.name} {signal.weight:.2f} ({signal.detail})" for signal in own[:SIGNALS_MAX]]
+    if len(own) > SIGNALS_MAX:
+        told.append(f"{len(own) - SIGNALS_MAX} more")
+    told += [f"kept in {_few(incident.evidence)}"] if incident.evidence else []
+    return "evidence: " + ("; ".join(told) or "none against any group")
+
+
+def cost_in_words(cost: Cost) -> str:
+    """``g0 stood 0.31 s, g2 0.30 s; 2 orphaned microbatches computed by them; none computed twice, no step lost``."""
+    if cost.share:
+        return f"{100 * cost.share:.0f} % of everybody's time while it lasts"
+    longest = sorted(cost.stalls_s.items(), key=lambda item: -item[1])
+    stood = ", ".join(f"{group} stood {stall:.2f} s" for group, stall in longest[:NAMED_MAX]) or "nobody stood"
+    stood += f" and {len(longest) - NAMED_MAX} more" if len(longest) > NAMED_MAX else ""
+    orphans = f"{cost.further} orphaned microbatches computed by them" if cost.further else "no orphaned microbatches"
+    twice = f"{cost.recomputed} computed twice" if cost.recomputed else "none computed twice"
+    steps = f"{cost.steps_lost} commits lost" if cost.steps_lost else "no step lost"
+    return f"{stood}; {orphans}; {twice}, {steps}"
+
+
+def json_line(incident: Incident) -> str:
+    """The whole verdict as one JSON object."""
+    told: dict[str, Any] = msgspec.to_builtins(incident)
+    return msgspec.json.encode({**told, "low": incident.low}).decode()
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _short(line: str) -> str:
+    line = " ".join(line.split())
+    return line if len(line) <= CHARS_MAX else line[: CHARS_MAX - 3] + "..."

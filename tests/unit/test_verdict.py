@@ -1,0 +1,401 @@
+"""One verdict for each incident, out of tables of events; whoever only noticed is no culprit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that the helpers beside it are found
+from cli_said import one_line
+from event_runs import good_run, returning_run
+
+from lightkeeper.cli.app import run
+from lightkeeper.errors import UsageError
+from lightkeeper.events import EventLog, why
+from lightkeeper.events.schema import (
+    Activated,
+    Committed,
+    Event,
+    Evidence,
+    Fenced,
+    GroupLost,
+    JobStopped,
+    LastPhases,
+    Prepared,
+    Recovered,
+    ReduceFailed,
+    Rejoined,
+    Slow,
+    SlowEnded,
+    Stuck,
+    UserError,
+)
+from lightkeeper.events.verdict import Incident, combined, incidents
+
+ALL = ("g0", "g1", "g2")
+
+
+def of(kind: type[Event], at: float, group: str = "", **fields: object) -> Event:
+    about = {"group": group, "incarnation": f"{group}-1" if group else "", "host": "h"}
+    return kind(**{**about, "wall": 1000.0 + at, "mono_ns": int(at * 1e9), **fields})  # type: ignore[arg-type]
+
+
+def start() -> list[Event]:
+    return [of(Activated, 0, epoch=1, first_step=0, members=ALL, cause="first epoch of the job")]
+
+
+def over(at: float, members: tuple[str, ...], step: int = 12, epoch: int = 2) -> list[Event]:
+    """The others go on."""
+    went_on = [of(Activated, at, epoch=epoch, first_step=step, members=members, cause="g1 was lost")]
+    went_on += [
+        of(Recovered, at + 0.1, g, step=step, epoch=epoch, stall_s=0.3, further=(i,)) for i, g in enumerate(members)
+    ]
+    return went_on
+
+
+def failed(at: float, group: str, *suspects: str, rank: int = 0, epoch: int = 1) -> Event:
+    return of(ReduceFailed, at, group, step=12, epoch=epoch, rank=rank, suspects=suspects, error="reset by peer")
+
+
+def lost(at: float, group: str, cause: str, by: str, **fields: object) -> Event:
+    return of(GroupLost, at, group, cause=cause, detected_by=by, step=12, **fields)
+
+
+def raised(at: float, group: str, rank: int = 0, **fields: object) -> Event:
+    given = {"step": 12, "type": "ValueError", "message": "bad batch", **fields}
+    return of(UserError, at, group, rank=rank, **given)
+
+
+def phases(at: float, **words: str) -> Event:
+    return of(LastPhases, at, epoch=2, phases=words, silent_s=dict.fromkeys(words, 0.1))
+
+
+REDUCES = "rank 0 reduce of step 12 for 0.4 s"
+COMPUTES = "rank 0 compute of step 12 for 3.1 s"
+KILLED = "rank 0 was killed by SIGKILL"
+STUCK = {"rank": 1, "phase": "compute", "step": 12, "since_s": 20.0, "deadline_s": 15.0, "state": "sleeping"}
+OVERDUE = "rank 1 lives and has made no progress in compute of step 12 for 20.0 s (15.0 s are borne)"
+
+CASES: dict[str, tuple[list[Event], tuple[str, int, str, set[str], set[str]]]] = {
+    "killed": (
+        [failed(1.0, "g0", "g1"), failed(1.0, "g2", "g1"), lost(1.1, "g1", KILLED, "manager"), *over(2, ("g0", "g2"))],
+        ("g1", 0, "killed", set(), {"g0", "g2"}),
+    ),
+    "a reduce fails before the death is told, and a third is named too": (
+        [failed(1.0, "g0", "g1", "g2"), lost(1.2, "g1", KILLED, "stream"), *over(2, ("g0", "g2"))],
+        ("g1", 0, "silent", set(), {"g0", "g2"}),
+    ),
+    "frozen": (
+        [
+            phases(3.0, g0=REDUCES, g1=COMPUTES + " (stopped by a signal)", g2=REDUCES),
+            lost(3.0, "g1", "rank 0 has been stopped for 2.0 s", "frozen", since_s=2.0),
+            of(Fenced, 3.1, "g1", reason="left out"),
+            *over(3.2, ("g0", "g2")),
+        ],
+        ("g1", 0, "frozen", set(), {"g0", "g2"}),
+    ),
+    "silent": (
+        [lost(3.0, "g1", "its manager has been silent for 2.1 s", "lease"), *over(3.2, ("g0", "g2"))],
+        ("g1", -1, "silent", set(), {"g0", "g2"}),
+    ),
+    "stuck": (
+        [of(Stuck, 20, "g1", **STUCK), lost(20.1, "g1", OVERDUE, "progress", rank=1), *over(20.2, ("g0", "g2"))],
+        ("g1", 1, "stuck", set(), {"g0", "g2"}),
+    ),
+    "73: one raises, one is stopped, two wait": (
+        [
+            raised(5.0, "g2"),
+            lost(5.1, "g2", "rank 0 raised ValueError: bad batch", "manager"),
+            lost(7.2, "g1", "rank 0 has been stopped for 2.0 s", "frozen", since_s=2.0),
+            *over(7.4, ("g0",)),
+        ],
+        ("g2", 0, "exception", {"g1"}, {"g0"}),
+    ),
+    "73, but it was stopped before the other raised": (
+        [
+            raised(5.0, "g2"),
+            lost(5.1, "g2", "rank 0 raised ValueError: bad batch", "manager"),
+            lost(5.4, "g1", "rank 0 has been stopped for 2.0 s", "frozen", since_s=2.0),
+            *over(7.4, ("g0",)),
+        ],
+        ("g1", 0, "frozen", {"g2"}, {"g0"}),
+    ),
+    "a rank died, and the other ranks of its group failed for it": (
+        [
+            failed(1.0, "g1", rank=1),
+            failed(1.0, "g0", "g1"),
+            lost(1.2, "g1", KILLED, "manager"),
+            *over(2, ("g0", "g2")),
+        ],
+        ("g1", 0, "killed", set(), {"g0", "g2", "g1 rank 1"}),
+    ),
+    "a connection was cut": (
+        [failed(1.0, "g0", "g1"), failed(1.0, "g1", "g0"), *over(2, ALL)],
+        ("", -1, "network", set(), {"g0", "g1", "g2"}),
+    ),
+    "the ranks of a group lost each other": (
+        [
+            lost(1.0, "g1", "rank 0 lost its connection to the other ranks of the group: reset", "manager"),
+            *over(2, ("g0", "g2")),
+        ],
+        ("g1", 0, "inside", set(), {"g0", "g2"}),
+    ),
+    "all stand still": (
+        [of(Stuck, 20 + i, g, **{**STUCK, "phase": "checkpoint"}) for i, g in enumerate(ALL)],
+        ("", -1, "storage", set(), set()),
+    ),
+    "the job's bug": (
+        [*(raised(5.0 + i / 10, g) for i, g in enumerate(ALL)), of(JobStopped, 6, reason="the same", ok=False)],
+        ("", -1, "job", set(), set()),
+    ),
+    "two of three have the same bug": (
+        [raised(5.0, "g0"), raised(5.1, "g1"), *over(6, ("g2",))],
+        ("g0", 0, "exception", {"g1"}, {"g2"}),
+    ),
+    "the operator": (
+        [lost(1.0, "g1", "fenced by ann", "operator"), *over(2, ("g0", "g2"))],
+        ("g1", -1, "operator", set(), {"g0", "g2"}),
+    ),
+    "only who had not arrived is known": (
+        [phases(3.0, g0=REDUCES, g1=COMPUTES, g2=REDUCES), *over(4, ("g0", "g2"))],
+        ("g1", 0, "unknown", set(), {"g0", "g2"}),
+    ),
+    "nobody says anything": (
+        [of(Prepared, 1.0, epoch=2, change="recovery", why="a member asked for it"), *over(2, ALL)],
+        ("", -1, "unknown", set(), {"g0", "g1", "g2"}),
+    ),
+    "the flight recorder names one inside": (
+        [
+            of(Evidence, 1.0, "g1", folder="incidents/a", recorder="all_reduce #12: rank 3 of g1 never arrived"),
+            lost(1.1, "g1", "its manager has been silent for 2.1 s", "lease"),
+            *over(2, ("g0", "g2")),
+        ],
+        ("g1", 3, "silent", set(), {"g0", "g2"}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_did_it(name: str) -> None:
+    events, (group, rank, kind, others, victims) = CASES[name]
+    (incident,) = incidents([*start(), *events])
+    who = incident.culprit
+    assert (who.group, who.rank, who.kind) == (group, rank, kind), incident
+    assert {other.group for other in incident.others} == others
+    assert set(incident.victims) == victims
+    assert incident.step == 12 or not victims
+    lines = why.lines(incident)
+    assert len(lines) == 6
+    assert all(lines), lines
+    assert incident.advice and (incident.done or not victims)
+
+
+def one(*events: Event) -> Incident:
+    (incident,) = incidents([*start(), *events])
+    return incident
+
+
+def test_a_single_weak_signal_is_little_and_is_said_to_be() -> None:
+    weak = one(phases(3.0, g0=REDUCES, g1=COMPUTES, g2=REDUCES), *over(4, ("g0", "g2")))
+    assert weak.low and weak.culprit.confidence == 0.5
+    assert "do not act on it alone" in why.lines(weak)[0]
+    strong = one(lost(1.1, "g1", KILLED, "manager"), *over(2, ("g0", "g2")))
+    assert not strong.low and "do not act" not in why.lines(strong)[0]
+
+
+def test_signals_add_up_and_each_is_shown_with_its_weight() -> None:
+    alone = one(lost(3.0, "g1", "its manager has been silent for 2.1 s", "lease"), *over(4, ("g0", "g2")))
+    more = one(
+        failed(1.0, "g0", "g1"),
+        failed(1.0, "g2", "g1"),
+        phases(3.0, g0=REDUCES, g1=COMPUTES, g2=REDUCES),
+        lost(3.0, "g1", "its manager has been silent for 2.1 s", "lease"),
+        *over(4, ("g0", "g2")),
+    )
+    assert alone.culprit.confidence == 0.65 < more.culprit.confidence == combined([0.65, 0.5, 0.5])
+    assert {signal.name for signal in more.signals} == {"silence", "not arrived", "named by others"}
+    shown = why.lines(more)[2]
+    assert "silence 0.65" in shown and "not arrived 0.50" in shown and "named by others 0.50" in shown
+
+
+def test_a_signal_said_twice_counts_once() -> None:
+    twice = [lost(3.0 + i, "g1", "its manager has been silent for 2.1 s", "lease") for i in range(2)]
+    assert one(*twice, *over(5, ("g0", "g2"))).culprit.confidence == 0.65
+
+
+def test_combined_is_never_certain() -> None:
+    assert combined([]) == 0.0
+    assert combined([0.5, 0.5]) == 0.75
+    assert combined([0.95] * 9) == 0.99
+
+
+def test_the_class_of_its_log_gives_the_advice() -> None:
+    kept = of(Evidence, 1.0, "g1", folder="incidents/a", log_class="host_oom: Killed process 7 (rank 2)")
+    incident = one(kept, lost(1.1, "g1", KILLED, "manager"), *over(2, ("g0", "g2")))
+    assert incident.evidence == ("incidents/a",) and "kept in incidents/a" in why.lines(incident)[2]
+    assert "log" in {signal.name for signal in incident.signals}
+    assert "more memory" in incident.advice
+    victim = msgspec.structs.replace(kept, log_class="gloo: Connection closed by peer")
+    assert {signal.name for signal in one(victim, lost(1.1, "g1", KILLED, "manager")).signals} == {"exit"}
+
+
+def test_since_is_when_it_began_not_when_it_was_noticed() -> None:
+    frozen = one(lost(3.0, "g1", "rank 0 has been stopped for 2.0 s", "frozen"), *over(4, ("g0", "g2")))
+    assert frozen.culprit.since == 1001.0
+    stuck = one(of(Stuck, 20, "g1", **STUCK), lost(20.1, "g1", OVERDUE, "progress"), *over(21, ("g0", "g2")))
+    assert stuck.culprit.since == 1000.0
+
+
+def test_each_recovery_is_an_incident_and_late_words_belong_to_the_first() -> None:
+    found = incidents(
+        [
+            *start(),
+            lost(1.0, "g1", KILLED, "manager"),
+            *over(2, ("g0", "g2")),
+            failed(2.2, "g2", "g1"),
+            of(Fenced, 2.3, "g1", reason="left out"),
+            raised(2.4, "g1"),
+            lost(9.0, "g2", "rank 0 exited 3", "manager"),
+            *over(10, ("g0",), step=40, epoch=3),
+        ]
+    )
+    assert [(i.culprit.group, i.step, i.culprit.kind) for i in found] == [("g1", 12, "exception"), ("g2", 40, "exit")]
+    assert "g1 fenced" in found[0].done
+    assert "fenced" not in " ".join(found[1].done)
+
+
+def test_two_deaths_before_the_others_go_on_are_one_incident() -> None:
+    incident = one(lost(1.0, "g1", KILLED, "manager"), lost(1.3, "g2", KILLED, "manager"), *over(2, ("g0",)))
+    assert (incident.culprit.group, [other.group for other in incident.others]) == ("g1", ["g2"])
+    assert "g1, g2 left out from step 12" in incident.done
+    assert "then g2 rank 0" in why.lines(incident)[1]
+
+
+def test_who_left_in_order_is_no_incident_nor_is_a_planned_change() -> None:
+    planned = of(Prepared, 1.0, epoch=2, change="planned")
+    left = lost(1.5, "g1", "left as it was asked to", "left")
+    assert incidents([*start(), planned, left, of(JobStopped, 9, reason="finished", ok=True)]) == []
+    assert incidents([]) == []
+
+
+def test_a_joiner_that_dies_is_an_incident_that_nobody_recovers_from() -> None:
+    found = incidents(
+        [*start(), lost(1.0, "g7", "it went away before it was a member", "stream"), lost(5.0, "g1", KILLED, "manager")]
+    )
+    assert [incident.culprit.group for incident in found] == ["g7", "g1"]
+    assert found[1].done == ("nothing yet: it is not over",)
+
+
+def test_a_stuck_rank_that_goes_on_by_itself_is_over() -> None:
+    went_on = of(Committed, 30, "g1", step=12, epoch=1, rank=1)
+    found = incidents([*start(), of(Stuck, 20, "g1", **STUCK), went_on, lost(50, "g2", KILLED, "manager")])
+    assert [incident.culprit.group for incident in found] == ["g1", "g2"]
+
+
+def test_what_it_cost() -> None:
+    events = [event for event in good_run() if not isinstance(event, Recovered)]
+    events += [
+        Recovered(step=12, epoch=2, group=g, stall_s=s, further=(k,)) for g, s, k in (("g0", 0.2, 1), ("g2", 0.4, 4))
+    ]
+    (incident,) = incidents(events)
+    assert incident.cost.stalls_s == {"g0": 0.2, "g2": 0.4}
+    assert (incident.cost.further, incident.cost.recomputed, incident.cost.steps_lost) == (2, 0, 0)
+    assert why.lines(incident)[4] == (
+        "cost: g2 stood 0.40 s, g0 stood 0.20 s; 2 orphaned microbatches computed by them; none computed twice, "
+        "no step lost"
+    )
+    twice = [msgspec.structs.replace(e, computed=5) if isinstance(e, Committed) and e.step == 12 else e for e in events]
+    assert incidents(twice)[0].cost.recomputed == 4
+    alone = [msgspec.structs.replace(e, epoch=1) if isinstance(e, Committed) and e.group == "g0" else e for e in events]
+    assert incidents(alone)[0].cost.steps_lost == 3  # 12 to 14, which g2 committed under a higher epoch
+
+
+def test_the_return_of_the_lost_group_belongs_to_it() -> None:
+    (incident,) = incidents(returning_run())
+    assert incident.done[-1].startswith("g1 healed and rejoined at step 18, ")
+    assert incident.done[0] == "g1 left out from step 12"
+    again = [*returning_run(), GroupLost(group="g1", incarnation="g1-2", cause="x", detected_by="manager", host="h")]
+    assert len(incidents(again)) == 2
+
+
+def test_a_return_after_the_next_loss_does_not_count() -> None:
+    late = of(Rejoined, 30, "g1", step=50, incarnation="g1-3")
+    second = lost(20, "g1", KILLED, "manager", incarnation="g1-2")
+    first, _ = incidents([*start(), lost(1.0, "g1", KILLED, "manager"), *over(2, ("g0", "g2")), second, late])
+    assert first.done[-1] == "g1 came back and was lost again"
+
+
+def test_a_slow_group_is_an_incident_of_its_own_kind() -> None:
+    about = {"rank": 2, "node": "n7", "steps": 20, "wait_s": 0.01, "others_wait_s": 0.3}
+    found = incidents(
+        [
+            *start(),
+            of(Slow, 10, "g1", factor=1.31, costs=0.11, step=40, **about),
+            of(Slow, 20, "g1", factor=1.4, costs=0.2, step=60, flaps=1, done="asked to leave", **about),
+            of(SlowEnded, 30, "g1", step=80),
+            of(Slow, 40, "g1", factor=1.5, costs=0.3, step=100, **{**about, "others_wait_s": 0.0}),
+        ]
+    )
+    first, second = found
+    assert (first.culprit.group, first.culprit.rank, first.culprit.node, first.step) == ("g1", 2, "n7", 40)
+    assert first.culprit.confidence == combined([0.6, 0.5, 0.2]) > second.culprit.confidence == 0.6
+    assert first.done == ("asked to leave", "as fast as the others again at step 80")
+    assert why.lines(first)[4] == "cost: 20 % of everybody's time while it lasts"
+    assert second.done == ("reported",) and "n7" in second.advice
+
+
+def test_which_one_is_meant() -> None:
+    found = incidents(
+        [
+            *start(),
+            lost(1.0, "g1", KILLED, "manager"),
+            *over(2, ("g0", "g2")),
+            lost(9.0, "g2", "rank 0 exited 3", "manager"),
+            *over(10, ("g0",), step=40, epoch=3),
+        ]
+    )
+    assert why.choose(found, "last") is found[1] is why.choose(found, "40") is why.choose(found, "g2")
+    assert why.choose(found, "12") is found[0] is why.choose(found, "g1")
+    assert why.choose(found, "g0") is found[1]
+    with pytest.raises(UsageError, match="no incident of step 7: there are 2, at step 12, 40; about g1, g2"):
+        why.choose(found, "7")
+    with pytest.raises(UsageError, match="no incident of 'g9'"):
+        why.choose(found, "g9")
+
+
+def test_a_word_that_does_not_end_is_cut() -> None:
+    long = one(raised(1.0, "g1", message="x" * 9999), *over(2, ("g0", "g2")))
+    assert all(len(line) <= why.CHARS_MAX for line in why.lines(long))
+
+
+def written(folder: Path, *events: Event) -> Path:
+    log = EventLog(folder, "lighthouse", job="job")
+    for event in events:
+        log.write(event)
+    log.close()
+    return folder
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = written(tmp_path / "run", *start(), lost(1.0, "g1", KILLED, "manager"), *over(2, ("g0", "g2")))
+    assert run(["why", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and lines[0].startswith("g1 rank 0: rank 0 was killed by SIGKILL (confidence 0.9")
+    assert run(["why", str(folder), "g1", "--json"]) == 0
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert (told["culprit"]["group"], told["low"], told["signals"][0]["name"]) == ("g1", False, "exit")
+    assert run(["why", str(folder), "13"]) == 2
+    assert "no incident of step 13" in one_line(capsys)
+    assert run(["why", str(tmp_path)]) == 2
+    assert "no event log" in one_line(capsys)
+
+
+def test_command_without_an_incident(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = written(tmp_path / "run", *start())
+    assert run(["why", str(folder)]) == 0
+    assert capsys.readouterr().out == f"no incident in {folder}: nobody was lost, and no reduce failed\n"
+    assert run(["why", str(folder), "--json"]) == 0
+    assert capsys.readouterr().out == "null\n"
