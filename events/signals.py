@@ -31,6 +31,7 @@ EXCEPTION, EXIT, STOPPED, DEADLINE, RECORDER, SILENCE, LOG, QUARANTINE, ARRIVAL,
 BROKEN_INSIDE = 0.5  # its ranks lost each other, and none of them died: as likely the network
 FAILURES = 0.5  # named by most of several failed reduces
 NAMED_MAX = 0.5
+SELF = 0.1  # a reduce failed here and no connection broke: so says a broken group, and one that was told to abort
 SILENT_S_MIN, SILENT_TIMES = 1.0, 3.0  # so long, and so many times as long as the others
 _STANDS = ("reduce", "vote", "recover", "before", "closing", "wait")
 _OWN_ENDS = (0, exits.REFUSED, exits.FENCED, exits.GAVE_UP, exits.STOPPED, exits.ORPHANED)
@@ -167,14 +168,19 @@ def _evidence(event: Evidence) -> list[Signal]:
 
 
 def _named(events: Sequence[Event]) -> list[Signal]:
-    """Those whom failed reduces name, once for each group that names them."""
+    """Those whom failed reduces name, once for each group that names them; and those that can name nobody else."""
     by_suspect: dict[str, dict[str, float]] = {}
     for event in events:
         if isinstance(event, ReduceFailed):
             for suspect in event.suspects:
                 if suspect != event.group:
                     by_suspect.setdefault(suspect, {}).setdefault(event.group, event.wall)
-    return [
+    alone = [
+        Signal("complains of itself", SELF, "its reduce failed, and no connection of it broke", e.group, e.rank, e.wall)
+        for e in events
+        if isinstance(e, ReduceFailed) and e.suspects == (e.group,)
+    ]
+    return alone + [
         Signal(
             "named by others", min(NAMED_MAX, NAMED * len(by)), f"named by {', '.join(sorted(by))}", suspect, -1,
             min(by.values()),

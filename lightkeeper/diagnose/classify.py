@@ -15,12 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from lightkeeper.diagnose.lines import Line, clean
-from lightkeeper.diagnose.rules import Rule, book
+from lightkeeper.diagnose.rules import LEVELS, Rule, book
 from lightkeeper.diagnose.tracebacks import Place, Tracebacks
 
 STEPS_SURVIVED = 3  # so many later steps show that a line was not the end
 HITS_MAX = 20_000  # of one log: a watchdog may say the same for hours
 LINE_CHARS_MAX = 300
+VICTIM = LEVELS.index("victim")
 SAID_AGAIN_LINES = 200  # an exception so soon after its rank was left alone is about that
 _PROGRESS = re.compile(
     r"(?i)\b(?:global[ _]?step|step|iter(?:ation)?|update|batch)s?\b[\s:=/\[\]\"'#]*(?P<step>\d+)\b.*"
@@ -58,7 +59,7 @@ class _Hit:
     rule: Rule
     line: Line
     place: Place
-    order: int  # of its level; a line that did not end the run comes after all others
+    order: float  # of its level; a line that did not end the run comes after all others
     confidence: float
 
 
@@ -138,14 +139,22 @@ def _survived(hit: _Hit, steps: list[tuple[int, int]]) -> _Hit:
 
 
 def _explained(hits: list[_Hit]) -> list[_Hit]:
-    """Without the general exceptions that follow what a victim said in the same rank's log: they say it again."""
+    """With what only says again what a victim has said counted as a victim's word.
+
+    That is a general exception soon after it in the same rank's log, and a general symptom of the same cause anywhere.
+    """
+    victims = {hit.rule.cause for hit in hits if hit.rule.level == "victim"}
     told: dict[int | None, list[int]] = {}
     for hit in hits:
         if hit.rule.level == "victim":
             told.setdefault(hit.line.rank, []).append(hit.line.number)
 
     def again(hit: _Hit) -> bool:
+        if not hit.rule.general or hit.order >= VICTIM:
+            return False
+        if hit.rule.level == "symptom":
+            return hit.rule.cause in victims
         near = range(hit.line.number - SAID_AGAIN_LINES, hit.line.number)
-        return hit.rule.general and hit.order < 2 and any(number in near for number in told.get(hit.line.rank, []))
+        return any(number in near for number in told.get(hit.line.rank, []))
 
-    return [replace(hit, order=2) if again(hit) else hit for hit in hits]
+    return [replace(hit, order=VICTIM + 0.5) if again(hit) else hit for hit in hits]

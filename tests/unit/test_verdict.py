@@ -226,6 +226,12 @@ def test_a_signal_said_twice_counts_once() -> None:
     assert one(*twice, *over(5, ("g0", "g2"))).culprit.confidence == 0.65
 
 
+def test_who_names_nobody_but_itself_is_suspected_a_little() -> None:
+    broken = one(failed(1.0, "g1", "g1"), lost(1.1, "g1", "named by most failed reduces", "failures"))
+    assert (broken.culprit.group, broken.culprit.confidence) == ("g1", combined([0.5, 0.1]))
+    assert broken.low and "complains of itself 0.10" in why.lines(broken)[2]
+
+
 def test_combined_is_never_certain() -> None:
     assert combined([]) == 0.0
     assert combined([0.5, 0.5]) == 0.75
