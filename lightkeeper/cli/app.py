@@ -22,6 +22,7 @@ def build() -> typer.Typer:
     """The application with all commands."""
     from lightkeeper.cli import (
         bench,
+        chaos,
         demo,
         diagnose,
         drain,
@@ -50,6 +51,7 @@ def build() -> typer.Typer:
     app.command("demo")(demo.command)
     app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.command)
     app.command("simulate")(simulate.command)
+    app.add_typer(chaos.build(), name="chaos")
     app.command("events")(events.command)
     app.command("why")(why.command)
     app.command("diagnose")(diagnose.command)

@@ -63,8 +63,11 @@ class LocalJob:
     ) -> None:
         self.end()
 
-    def start_lighthouse(self) -> str:
-        """Start the lighthouse on a free port and wait until it listens.
+    def start_lighthouse(self, bind: str = "127.0.0.1:0") -> str:
+        """Start the lighthouse and wait until it listens.
+
+        Args:
+            bind: where; by default on a free port.
 
         Returns:
             Its address.
@@ -72,11 +75,13 @@ class LocalJob:
         Raises:
             ToldError: it ended, or did not say that it listens, in time.
         """
-        words = ["lighthouse", "--bind", "127.0.0.1:0", "--run-folder", str(self.folder)]
+        words = ["lighthouse", "--bind", bind, "--run-folder", str(self.folder)]
+        path = self.folder / "output" / "lighthouse.txt"
+        said = path.stat().st_size if path.exists() else 0  # by one before it
         child = self._start("lighthouse", [*words, "--log", str(self.folder / "lighthouse-log")])
         deadline = time.monotonic() + START_S_MAX
         while time.monotonic() < deadline:
-            found = LISTENING.search(self.output("lighthouse"))
+            found = LISTENING.search(path.read_bytes()[said:].decode(errors="replace"))
             if found:
                 self.lighthouse = found.group(1)
                 return self.lighthouse
@@ -86,14 +91,23 @@ class LocalJob:
         raise ToldError(f"the lighthouse did not listen within {START_S_MAX:g} s: {self.last_line('lighthouse')}")
 
     def start_group(
-        self, group: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        group: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        more: Sequence[str] = (),
+        name: str = "",
+        prefix: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """Start one replica group of one rank.
+        """Start one replica group of one rank, or what one node has of a group.
 
         Args:
             group: its name.
             command: the script and its arguments.
             environment: more variables for this group.
+            more: further options of `lightkeeper launch`; they override the job's.
+            name: under which the launcher is known here, if not the group's.
+            prefix: words before the command: another network namespace.
         """
         words = [
             "launch",
@@ -109,15 +123,19 @@ class LocalJob:
         words += ["--groups", str(len(self.groups)), "--run-folder", str(self.folder)]
         for option, value in self.settings.items():
             words += [f"--{option}", value]
-        return self._start(group, [*words, "--", *command], environment)
+        return self._start(name or group, [*words, *more, "--", *command], environment, prefix)
 
     def _start(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        words: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("LIGHTKEEPER_")}
         with (self.folder / "output" / f"{name}.txt").open("ab") as output:
             child = subprocess.Popen(
-                [sys.executable, "-m", "lightkeeper", *words],
+                [*prefix, sys.executable, "-m", "lightkeeper", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

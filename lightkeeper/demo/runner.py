@@ -67,13 +67,17 @@ def group_names(count: int) -> tuple[str, ...]:
     return tuple(f"g{index}" for index in range(count))
 
 
-def new_folder(wanted: Path | None) -> Path:
+def new_folder(wanted: Path | None, kind: str = "demo") -> Path:
     """The run's folder, made.
+
+    Args:
+        wanted: by the user; None: a new one below ./runs.
+        kind: what such a new one is named after.
 
     Raises:
         RunFolderError: it cannot be made, or already holds a run.
     """
-    folder = (wanted or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
+    folder = (wanted or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     number = 1
     while wanted is None and folder.exists():
         number += 1

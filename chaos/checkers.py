@@ -1,0 +1,250 @@
+"""What must hold of a job that was struck. Pure functions over its events and its end; a check that lacks what it needs
+does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightkeeper.chaos.faults import VICTIM, Plan
+from lightkeeper.events import summary
+from lightkeeper.events.lineage import live_groups, pick
+from lightkeeper.events.schema import Adopted, Event, FaultInjected, GroupLost, Recovered
+from lightkeeper.events.summary import Finding
+
+MORE_DESCRIPTORS_MAX = 6  # a poll, a log, a connection that is being made; a group that is not closed has more
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: what was asked.
+        holds: whether it is so.
+        text: the answer in words.
+        value: its figure, if it has one.
+    """
+
+    name: str
+    holds: bool
+    text: str
+    value: float | int | None = None
+
+
+@dataclass(frozen=True)
+class Struck:
+    """One fault that was done to the job.
+
+    Attributes:
+        plan: which, and to whom.
+        back: the groups that came back.
+    """
+
+    plan: Plan
+    back: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is left of a run.
+
+    Attributes:
+        events: its event log.
+        groups: the job's.
+        struck: the faults, in order; each has at least one `fault_injected`.
+        exit_codes: of the launchers and the lighthouse.
+        leftovers: processes that outlived their group.
+        before: open descriptors by process, before the first fault.
+        after: the same at the end.
+        trouble: why the run was given up; empty if it was not.
+    """
+
+    events: Sequence[Event]
+    groups: tuple[str, ...]
+    struck: Sequence[Struck]
+    exit_codes: Mapping[str, int | None] = field(default_factory=dict)
+    leftovers: Sequence[str] = ()
+    before: Mapping[str, int] = field(default_factory=dict)
+    after: Mapping[str, int] = field(default_factory=dict)
+    trouble: str = ""
+
+
+def check(outcome: Outcome) -> list[Check]:
+    """Every rule, in the order in which a person asks."""
+    checks = [] if not outcome.trouble else [Check("the run", False, outcome.trouble)]
+    for struck, window in zip(outcome.struck, windows(outcome), strict=True):
+        prefix = f"{struck.plan.fault.name} of {struck.plan.victim}: " if len(outcome.struck) > 1 else ""
+        checks += [
+            fired(prefix, struck.plan, window), blamed(prefix, struck.plan, window),
+            released(prefix, struck.plan, window), followed(prefix, struck.plan, window), back(prefix, struck),
+        ]  # fmt: skip
+    if not outcome.struck:
+        checks.append(Check("fault", False, "none was done"))
+    return [*checks, *state(outcome), ended(outcome), Check(
+        "processes left over", not outcome.leftovers, ", ".join(outcome.leftovers) or "none",
+    ), descriptors(outcome)]  # fmt: skip
+
+
+# --- one fault ----------------------------------------------------------------------------------------------
+
+
+def windows(outcome: Outcome) -> list[list[Event]]:
+    """Of each fault, the events from its own first `fault_injected` to the next fault's."""
+    starts, place = [], 0
+    for struck in outcome.struck:
+        place = next((i for i in range(place, len(outcome.events)) if _is_of(outcome.events[i], struck.plan)), place)
+        starts.append(place)
+        place += 1
+    ends = [*starts[1:], len(outcome.events)][: len(starts)]
+    return [list(outcome.events[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def _is_of(event: Event, plan: Plan) -> bool:
+    if not isinstance(event, FaultInjected):
+        return False
+    inside = plan.fault.inside.partition(":")[0].partition("=")[0]
+    return event.fault == (inside or plan.fault.name) and event.group in (plan.victim, "")
+
+
+def fired(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
+    """The fault was done, to whom it was meant for, and where."""
+    found = pick(window, FaultInjected)
+    if not found or not _is_of(found[0], plan):
+        return Check(f"{prefix}fault", False, "it did not strike")
+    phase = plan.fault.inside.partition(":")[2]
+    text = ", then ".join(f"{e.fault} of {e.target}{f' in {e.phase}' if e.phase else ''}, step {e.step}" for e in found)
+    wanted = 2 if plan.fault.then is not None or plan.inside_again else 1
+    holds = found[0].phase == phase and len(found) == wanted
+    return Check(f"{prefix}fault", holds, text if holds else f"{text}: expected {wanted}, in {phase or 'no phase'}")
+
+
+def blamed(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
+    """Exactly those that must be are lost, the victim found as it must be."""
+    lost = pick(window, GroupLost)
+    told = ", ".join(f"{e.group} ({e.cause}, found by {e.detected_by})" for e in lost) or "nobody"
+    if {e.group for e in lost} != plan.expects_lost:
+        return Check(f"{prefix}blamed", False, f"{told}; expected {', '.join(sorted(plan.expects_lost)) or 'nobody'}")
+    by = {e.detected_by for e in lost if e.group == plan.victim}
+    if plan.fault.expected.by and not by <= set(plan.fault.expected.by):
+        return Check(f"{prefix}blamed", False, f"{told}; expected found by {' or '.join(plan.fault.expected.by)}")
+    hit = {e.incarnation for e in pick(window, FaultInjected) if e.group}
+    strange = [e for e in lost if e.incarnation and hit and "" not in hit and e.incarnation not in hit]
+    if strange:
+        return Check(f"{prefix}blamed", False, f"{told}; {strange[0].group} was not hit in this incarnation")
+    return Check(f"{prefix}blamed", True, told)
+
+
+def released(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
+    """Each loss was said within the bound, counted from the fault in that group."""
+    name, worst = f"{prefix}seen after", 0.0
+    for fault in pick(window, FaultInjected):
+        if fault.group not in plan.expects_lost:
+            continue
+        found = summary.detected_after(window, fault)
+        if found.value is None:
+            return Check(name, False, found.why)
+        worst = max(worst, float(found.value))
+    if not plan.expects_lost:
+        return Check(name, True, "nobody is to be lost")
+    limit_s = plan.fault.expected.within_s
+    return Check(name, worst <= limit_s, f"{worst:.2f} s, at most {limit_s:g} s", round(worst, 3))
+
+
+def followed(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
+    """The events that must follow are there, those that must not are not, and a step was repeated if it must be."""
+    expected, problems = plan.fault.expected, []
+    kinds = {(kind_of(event), event.group) for event in window}
+    problems += [f"no {kind} about {plan.victim}" for kind in expected.kinds if (kind, plan.victim) not in kinds]
+    problems += [f"{kind} about {group}" for kind, group in sorted(kinds) if kind in expected.none]
+    repeated = len(pick(window, Recovered)) + len(pick(window, Adopted))
+    if expected.recovery and not repeated:
+        problems.append("no step was repeated")
+    stuck = {group for kind, group in kinds if kind == "stuck"} - {plan.victim}
+    problems += [f"{group}, which waits for others, was called stuck" for group in sorted(stuck)]
+    seen = ", ".join(kind for kind in expected.kinds) or "nothing else had to"
+    return Check(f"{prefix}followed", not problems, "; ".join(problems) or seen)
+
+
+def kind_of(event: Event) -> str:
+    """As the log has it: "group_lost"."""
+    return str(type(event).__struct_config__.tag)
+
+
+def back(prefix: str, struck: Struck) -> Check:
+    """Who was lost and comes back has."""
+    plan = struck.plan
+    wanted = plan.expects_lost if plan.fault.expected.back else set()
+    missing = sorted(wanted - set(struck.back))
+    text = f"{', '.join(missing)} did not come back" if missing else ", ".join(struck.back) or "nobody had to"
+    return Check(f"{prefix}came back", not missing, text)
+
+
+# --- the run ------------------------------------------------------------------------------------------------
+
+
+def state(outcome: Outcome) -> list[Check]:
+    """Steps, samples and bits."""
+    events = outcome.events
+    torn = {s.plan.victim for s in outcome.struck if s.plan.fault.expected.torn_log}
+    whole = [event for event in events if event.group not in torn or event.process == "lighthouse"]
+    rules: list[tuple[str, Finding, str]] = [
+        ("steps lost", summary.steps_lost(events), "0"),
+        ("recomputed by survivors", summary.recomputed_by_survivors(whole), "0"),
+        ("fingerprints equal", summary.fingerprints_equal(events), "yes"),
+        ("one lineage", summary.one_lineage(events), "yes"),
+    ]
+    if not torn:
+        once = summary.samples_exactly_once(events)
+        rules.insert(2, ("samples exactly once", once, f"yes, {once.value} microbatches"))
+    checks = [Check(name, finding.holds, finding.why or text, finding.value) for name, finding, text in rules]
+    left = set(outcome.groups) - _gone_for_good(outcome)
+    there = live_groups(events)
+    text = ", ".join(sorted(there)) or "nobody"
+    return [*checks, Check("trained to the end", there == left, text)]
+
+
+def ended(outcome: Outcome) -> Check:
+    """Exit codes: 0, but for groups that were not to come back."""
+    wrong, gone = [], _gone_for_good(outcome)
+    codes = {code for struck in outcome.struck for code in struck.plan.fault.expected.codes}
+    for name, code in sorted(outcome.exit_codes.items()):
+        if code != 0 and not (name in gone and code in codes):
+            wrong.append(f"{name} {code}")
+    if not outcome.exit_codes:
+        return Check("exit codes", False, "nobody ended")
+    return Check("exit codes", not wrong, ", ".join(wrong) or f"as they must be: {_words(outcome.exit_codes)}")
+
+
+def _gone_for_good(outcome: Outcome) -> set[str]:
+    return {
+        struck.plan.roles[role]
+        for struck in outcome.struck if not struck.plan.fault.expected.back
+        for role in struck.plan.fault.expected.lost or (VICTIM,)
+    }  # fmt: skip
+
+
+def _words(codes: Mapping[str, int | None]) -> str:
+    return ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
+
+
+def descriptors(outcome: Outcome) -> Check:
+    """No process that was there before the fault and at the end has many more open descriptors."""
+    both = sorted(set(outcome.before) & set(outcome.after))
+    grown = {name: outcome.after[name] - outcome.before[name] for name in both}
+    if not both:
+        return Check("descriptors", False, "no process was looked at before and after")
+    worst = max(grown, key=lambda name: grown[name])
+    text = f"of {len(both)} processes at most {grown[worst]:+d} ({worst})"
+    return Check("descriptors", grown[worst] <= MORE_DESCRIPTORS_MAX, text, grown[worst])
+
+
+def as_dict(checks: Sequence[Check]) -> dict[str, Any]:
+    """For ``--json`` and the journal."""
+    return {
+        "ok": all(each.holds for each in checks),
+        "failed": {each.name: each.text for each in checks if not each.holds},
+        "checks": {each.name: {"holds": each.holds, "text": each.text, "value": each.value} for each in checks},
+    }
