@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightkeeper.chaos.faults import VICTIM, Plan
+from lightkeeper.chaos.faults import Plan
 from lightkeeper.events import summary
 from lightkeeper.events.lineage import live_groups, pick
 from lightkeeper.events.schema import Adopted, Event, FaultInjected, GroupLost, Recovered
@@ -176,7 +176,7 @@ def kind_of(event: Event) -> str:
 def back(prefix: str, struck: Struck) -> Check:
     """Who was lost and comes back has."""
     plan = struck.plan
-    wanted = plan.expects_lost if plan.fault.expected.back else set()
+    wanted = plan.expects_lost - plan.stays_away
     missing = sorted(wanted - set(struck.back))
     text = f"{', '.join(missing)} did not come back" if missing else ", ".join(struck.back) or "nobody had to"
     return Check(f"{prefix}came back", not missing, text)
@@ -219,11 +219,7 @@ def ended(outcome: Outcome) -> Check:
 
 
 def _gone_for_good(outcome: Outcome) -> set[str]:
-    return {
-        struck.plan.roles[role]
-        for struck in outcome.struck if not struck.plan.fault.expected.back
-        for role in struck.plan.fault.expected.lost or (VICTIM,)
-    }  # fmt: skip
+    return {group for struck in outcome.struck for group in struck.plan.stays_away}
 
 
 def _words(codes: Mapping[str, int | None]) -> str:

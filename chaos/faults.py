@@ -58,7 +58,7 @@ class Expected:
         kinds: events about the victim that there must be.
         none: kinds of events of which there must be none, about anybody.
         recovery: whether a step must have been repeated, or an entry adopted.
-        back: whether who was lost comes back.
+        away: of these roles, those that do not come back.
         codes: of those who do not, the exit codes that may be.
         torn_log: whether the victim's events have a gap, so that rules which need them all cannot be asked.
     """
@@ -69,7 +69,7 @@ class Expected:
     kinds: tuple[str, ...] = ()
     none: tuple[str, ...] = ()
     recovery: bool = False
-    back: bool = True
+    away: tuple[str, ...] = ()
     codes: tuple[int, ...] = ()
     torn_log: bool = False
 
@@ -86,7 +86,7 @@ class Fault:
         act: what is done from outside; empty: the rank does it to itself.
         inside: ``KIND[=VALUE]:PHASE`` of `manager/faults.py`.
         inside_again: the same for the victim's next start, at any step.
-        then: a second kill: once there is an event of this kind about the group of this role, of whose trainer.
+        then: a second act: once there is an event of this kind about the group of this role, which on whose trainer.
         rank: which rank is hit; None: drawn from the seed.
         live: whether it can be done to a job that is not ours.
         soak: whether it is one of those that a soak draws from.
@@ -99,7 +99,7 @@ class Fault:
     act: str = ""
     inside: str = ""
     inside_again: str = ""
-    then: tuple[str, str, str] | None = None
+    then: tuple[str, str, str, str] | None = None
     rank: int | None = 0
     live: bool = False
     soak: bool = False
@@ -120,11 +120,11 @@ _ALL = (
         live=True, soak=True,
     ),
     Fault(
-        "exit", "a trainer exits with code 1", Expected(by=SEEN, back=False, codes=(1,)), inside="exit:compute",
+        "exit", "a trainer exits with code 1", Expected(by=SEEN, away=(VICTIM,), codes=(1,)), inside="exit:compute",
     ),
     Fault(
         "raise", "the user's code raises in one group", inside="raise:compute",
-        expected=Expected(by=SEEN, kinds=("user_error",), back=False, codes=(1,)),
+        expected=Expected(by=SEEN, kinds=("user_error",), away=(VICTIM,), codes=(1,)),
     ),
     Fault(
         "freeze", "SIGSTOP of a trainer", Expected(by=("frozen",), within_s=OF_LEASE, kinds=("fenced",)), act="freeze",
@@ -193,15 +193,22 @@ _ALL = (
     Fault("clock-back", "a trainer's wall clock jumps back by an hour", NOBODY, inside="clock=-3600:reduce"),
     Fault(
         "donor-kill", "a group is killed and comes back; while it heals one of its donors is killed",
-        Expected(lost=(VICTIM, OTHER), by=SEEN), act="kill", then=("healing", VICTIM, OTHER),
+        Expected(lost=(VICTIM, OTHER), by=SEEN), act="kill", then=("healing", VICTIM, "kill", OTHER),
     ),
     Fault(
         "joiner-kill", "a group is killed and comes back; while it heals it is killed again",
         Expected(by=SEEN), act="kill", inside_again="kill:heal",
     ),
     Fault(
+        "raise-and-freeze", "the user's code raises in one group, and another is frozen: the third is nobody's culprit",
+        inside="raise:compute", then=("user_error", VICTIM, "freeze", OTHER),
+        expected=Expected(
+            lost=(VICTIM, OTHER), by=SEEN, within_s=OF_LEASE, kinds=("user_error",), away=(VICTIM,), codes=(1,)
+        ),
+    ),
+    Fault(
         "spare-bad", "a member is killed, and the spare that takes over is killed as it does so",
-        Expected(lost=(VICTIM, SPARE), by=SEEN), SPARED, act="kill", then=("promoted", SPARE, SPARE),
+        Expected(lost=(VICTIM, SPARE), by=SEEN), SPARED, act="kill", then=("promoted", SPARE, "kill", SPARE),
     ),
 )  # fmt: skip
 FAULTS = {fault.name: fault for fault in _ALL}
@@ -245,6 +252,11 @@ class Plan:
     def expects_lost(self) -> set[str]:
         """The groups that must be lost."""
         return {self.roles[role] for role in self.fault.expected.lost}
+
+    @property
+    def stays_away(self) -> set[str]:
+        """Those of them that do not come back."""
+        return {self.roles[role] for role in self.fault.expected.away}
 
     @property
     def inside(self) -> str:

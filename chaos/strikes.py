@@ -59,9 +59,8 @@ class Striker:
         """
         done, expected = Strike(plan), plan.fault.expected
         since = len(self._job.events)
-        for group in plan.expects_lost:
-            if not expected.back:
-                self._job.ends_so(group)
+        for group in plan.stays_away:
+            self._job.ends_so(group)
         hit, act = self._break(plan, done)
         if plan.fault.then is not None:
             self._break_further(plan, done, since)
@@ -121,15 +120,15 @@ class Striker:
         )  # fmt: skip
 
     def _break_further(self, plan: Plan, done: Strike, since: int) -> None:
-        """Kills a second group's trainer, at a moment that an event tells."""
+        """Hits a second group's trainer, at a moment that an event tells."""
         assert plan.fault.then is not None
-        kind, about, role = plan.fault.then
+        kind, about, act, role = plan.fault.then
         group = plan.roles[role]
         what = f"{plan.roles[about]} has an event {kind}"
         self._job.await_event(KINDS[kind], since, what, BACK_S_MAX, group=plan.roles[about])
         hit = Hit(self._job.processes, group)
-        self._injected(plan, group, ACTS["kill"].target(hit), done)
-        ACTS["kill"].strike(hit)
+        self._injected(plan, group, ACTS[act].target(hit), done)
+        ACTS[act].strike(hit)  # what is frozen here is killed by its manager
 
     def _break_again(self, plan: Plan, done: Strike, since: int) -> None:
         """Starts the victim again with a fault inside."""
@@ -192,15 +191,14 @@ class Striker:
             self._journal.write("started", f"{name} is started again", group=group)
 
     def _await_return(self, plan: Plan, done: Strike) -> None:
-        job, expected = self._job, plan.fault.expected
-        if expected.back:
-            gone = {(fault.group, fault.incarnation) for fault in done.fired}
-            for group in dict.fromkeys(fault.group for fault in done.fired if fault.group in plan.expects_lost):
-                job.until(lambda group=group: self._is_back(group, gone), f"{group} is back", self._back_s)  # type: ignore[misc]
-                done.back.append(group)
-                self._journal.write("back", f"{group} is a member again, at step {job.step_of(group)}", group=group)
-        left = set(job.shape.names) - (set() if expected.back else plan.expects_lost)
-        job.await_steps(left, SETTLE_STEPS, "all train on")
+        job = self._job
+        gone = {(fault.group, fault.incarnation) for fault in done.fired}
+        returning = plan.expects_lost - plan.stays_away
+        for group in dict.fromkeys(fault.group for fault in done.fired if fault.group in returning):
+            job.until(lambda group=group: self._is_back(group, gone), f"{group} is back", self._back_s)  # type: ignore[misc]
+            done.back.append(group)
+            self._journal.write("back", f"{group} is a member again, at step {job.step_of(group)}", group=group)
+        job.await_steps(set(job.shape.names) - plan.stays_away, SETTLE_STEPS, "all train on")
 
     def _is_back(self, group: str, gone: set[tuple[str, str]]) -> bool:
         newest: Committed | None = self._job.newest(group)

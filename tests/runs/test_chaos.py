@@ -17,7 +17,7 @@ import pytest
 from lightkeeper.chaos import checkers
 from lightkeeper.chaos.acts import SKIPPED, CannotStrike
 from lightkeeper.chaos.checkers import Outcome, Struck
-from lightkeeper.chaos.faults import FAULTS, ONES, OTHER, Plan, Shape, plan
+from lightkeeper.chaos.faults import FAULTS, ONES, OTHER, VICTIM, Plan, Shape, plan
 from lightkeeper.chaos.journal import Journal, read_journal
 from lightkeeper.chaos.strikes import Striker
 from lightkeeper.chaos.workloads import Workload
@@ -54,7 +54,7 @@ def test_faults_on_one_job_of_two_groups(tmp_path: Path) -> None:
     """Three that nobody is to be blamed for; then one is frozen, left out and not started again."""
     folder = tmp_path / "run"
     plans = [on_two(name) for name in ("freeze-short", "log-unwritable", "cut-link")]
-    plans.append(on_two("freeze", back=False, codes=(exits.FENCED,)))
+    plans.append(on_two("freeze", away=(VICTIM,), codes=(exits.FENCED,)))
     struck, told = [], []
     with Workload(folder, TWO, SEED, restarts=0) as job:
         journal = Journal(folder, "the test", {}, told.append)

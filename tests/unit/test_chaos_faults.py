@@ -39,11 +39,11 @@ def test_what_must_follow_can_be_asked_of_the_log(fault: Fault) -> None:
     assert {*expected.kinds, *expected.none} <= EVENTS and set(expected.kinds) <= set(KINDS)
     assert bool(expected.lost) == bool(expected.by), "who finds it is asked of every loss"
     assert expected.lost or "group_lost" in expected.none
-    assert expected.back or expected.codes
+    assert bool(expected.away) == bool(expected.codes) and set(expected.away) <= set(expected.lost)
     assert set(expected.lost) <= set(planned.roles) and not set(expected.kinds) & set(expected.none)
     if fault.then is not None:
-        kind, about, role = fault.then
-        assert kind in KINDS and {about, role} <= set(planned.roles)
+        kind, about, act, role = fault.then
+        assert kind in KINDS and act in ("kill", "freeze") and {about, role} <= set(planned.roles)
 
 
 @each
