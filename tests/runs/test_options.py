@@ -180,7 +180,9 @@ def test_a_lease_above_the_budget_ends_a_group_that_is_no_member(job: Job) -> No
     job.start("g0", steps=3)
     assert job.wait("g0", within_s=20)["g0"] not in (0, None)
     said = job.said("g0")
-    assert "lease_s 6 (--lease-s of the lighthouse) must be below outage_budget_s 5 (LIGHTKEEPER_OUTAGE_BUDGET_S)" in said
+    assert (
+        "lease_s 6 (--lease-s of the lighthouse) must be below outage_budget_s 5 (LIGHTKEEPER_OUTAGE_BUDGET_S)" in said
+    )
     assert "exit code 2" in said and not [e for e in job.events() if isinstance(e, schema.Activated)]
     job.finish()
 

@@ -74,7 +74,7 @@ def test_state_says_what_is_waited_for_until_it_goes_on() -> None:
 
 @pytest.mark.parametrize("kind", schema.KINDS, ids=lambda kind: kind.__name__)
 def test_state_takes_every_kind(kind: type[Event]) -> None:
-    values = {"str": "x", "int": 1, "float": 1.0, "bool": True, "tuple": ("g0",)}
+    values = {"str": "x", "int": 1, "float": 1.0, "bool": True, "tuple": ("g0",), "dict": {"compute": 15.0}}
     needed = {f.name: values[f.type.__name__] for f in msgspec.structs.fields(kind) if f.required}
     state = RunState(steps=STEPS)
     state.update(kind(group="g0", **needed))

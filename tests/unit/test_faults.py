@@ -196,11 +196,11 @@ import os, sys, threading, time
 from lightkeeper.manager.faults import Injector, parse_faults
 def beside():
     time.sleep(0.05)
-    os.write(1, b"another thread\n")
+    os.write(1, b"another thread\\n")
 def write(event):
     threading.Thread(target=beside).start()
 Injector(parse_faults(sys.argv[1]), "rank g0/0", 0, write).reached("vote", 1)
-os.write(1, b"still here\n")
+os.write(1, b"still here\\n")
 """
 
 
