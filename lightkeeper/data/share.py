@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from lightkeeper.manager.trainer import Manager
 
 SAY_EVERY_S = 10.0
-STALL_BUDGETS = 10  # outage budgets that a batch may take, as a rank that lives may
-STALL_S = 600.0  # the same without a manager
+STALL_S = 600.0  # that a batch may take without a manager; with one, as long as any phase of a rank
 CONTEXTS = ("fork", "forkserver", "spawn")
 
 
@@ -115,7 +114,7 @@ class ShareLoader(Watcher):
         if seed is None:
             seed = manager.seed if manager is not None else getattr(sampler, "seed", 0)
         if timeout_s is None:
-            timeout_s = STALL_S if manager is None else STALL_BUDGETS * manager.settings.outage_budget_s
+            timeout_s = STALL_S if manager is None else manager.settings.timeouts.first_step_s
         self._timeout_s, self._pin_memory = timeout_s, pin_memory
         self._recipe = Recipe(dataset, collate, seed, worker_init)
         self._ahead: Ahead[Made | Failure] = Ahead(prefetch, workers)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lightkeeper.lighthouse.deal import deal, deal_rest
+from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.within import Place
 
 
@@ -18,7 +19,7 @@ class Rank:
     def __init__(self, place: Place, microbatches: int, seed: int = 0) -> None:
         self.place, self.steady_total, self.seed = place, microbatches, seed
         self.page = type("Page", (), {"step": 0})()
-        self.settings = type("Settings", (), {"outage_budget_s": 60.0})()
+        self.settings = Settings()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.befores: dict[str, Callable[[int, int], Any]] = {}
         self.registered: dict[str, torch.Tensor] = {}

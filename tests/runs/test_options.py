@@ -33,10 +33,10 @@ SHOWN_BY = {
     "run_folder": "test_event_log.test_a_run_without_a_folder",
     "outage_budget_s": "test_outage_budget",
     "evidence_s": "unit/test_timeouts: refused where it is longer than peers wait",
-    "stall_floor_s": "unit/test_timeouts: what the lease is compared with",
+    "stall_floor_s": "unit/test_deadlines: the deadline of short steps",
     "form_timeout_s": "unit/test_gloo.test_a_build_nobody_joins_ends_by_its_time_out",
     "start_budget_s": "test_start_budget",
-    "first_step_s": "unit/test_timeouts: refused where it is longer than a reduce",
+    "first_step_s": "unit/test_deadlines: a first step",
     "reduce_timeout_s": "unit/test_timeouts: what declared work is compared with",
     "collective_timeout_s": "test_launch: the time-out of the group's own process group",
     "host": "test_host",
@@ -44,6 +44,7 @@ SHOWN_BY = {
     "history_mb": "test_heal: a joiner slower than training",
     "fingerprint_every": "test_fingerprint_every",
     "deal": "test_dealing",
+    "slow": "test_stuck: a slow group is asked to leave",
     "notice_file": "test_leave",
 }
 

@@ -20,6 +20,7 @@ import torch
 from lightkeeper.data import DealtSampler, ShareLoader
 from lightkeeper.data.share import DataStalled, SampleError, WorkerLost
 from lightkeeper.errors import UsageError
+from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.within import Place
 
 WAIT_S = 20.0
@@ -67,7 +68,7 @@ class Planned:
     def __init__(self, shares: dict[int, tuple[int, ...]]) -> None:
         self.shares, self.seed, self.place = shares, 3, Place(0, 1)
         self.fear: tuple[int, ...] = ()
-        self.settings = type("Settings", (), {"outage_budget_s": 2.0})
+        self.settings = Settings(outage_budget_s=2.0)
         self.watchers: list[Any] = []
         self.microbatches = 3
 
