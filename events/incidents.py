@@ -1,9 +1,10 @@
 """Which events of a run belong to one incident.
 
 An incident opens with the first sign that something is wrong: somebody lost, an exception, a stuck rank, a failed
-reduce, evidence taken, a recovery that begins. Everything of that kind belongs to it until the recovery is activated;
-so two groups that die in one step are one incident. Afterwards what is still said of the same incarnations, or of the
-epoch that is over, belongs to it too, and anything else opens the next.
+reduce, evidence taken, a recovery that begins. Everything of that kind belongs to it until somebody has committed a
+step in the epoch of the recovery; so two groups that die in one step are one incident, also if the second dies while
+the others recover from the first. Afterwards what is still said of the same incarnations, or of the epoch that is over,
+belongs to it too, and anything else opens the next.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Cluster:
         start: place of its first event in the run.
         events: in order.
         members: groups of the epoch in which it happened, as far as that is known.
-        activated: the epoch in which the others went on.
+        activated: the epoch in which the others went on; of several recoveries the last.
         closed: whether it is over; what follows belongs to it only by name.
     """
 
@@ -71,12 +72,13 @@ def clusters(events: Sequence[Event]) -> list[Cluster]:
     """All incidents of a run, in order; what never became one (evidence alone) is left out."""
     found: list[Cluster] = []
     members: tuple[str, ...] = ()
+    steps_told = any(isinstance(event, Committed | Recovered) for event in events)
     for place, event in enumerate(events):
         last = found[-1] if found else None
         if isinstance(event, Activated):
             members = event.members or members
             if last is not None and not last.closed and event.cause != "planned":
-                last.activated, last.closed = event, True
+                last.activated, last.closed = event, not steps_told
         elif isinstance(event, OPENING) and _is_sign(event):
             if last is None or (last.closed and _is_new(last, event)):
                 last = Cluster(place, members)
@@ -85,8 +87,9 @@ def clusters(events: Sequence[Event]) -> list[Cluster]:
             last.closed = last.closed or (isinstance(event, GroupLost) and _no_member(event, members))
         elif last is not None and isinstance(event, LATER):
             last.events.append(event)
+            last.closed = last.closed or (isinstance(event, Recovered) and _recovered(last, event))
         elif last is not None and isinstance(event, Committed) and not last.closed:
-            last.closed = _went_on(last, event)
+            last.closed = _recovered(last, event) or _went_on(last, event)
     return [cluster for cluster in found if any(not isinstance(event, (Evidence, *LATER)) for event in cluster.events)]
 
 
@@ -118,6 +121,11 @@ def _is_new(last: Cluster, event: Event) -> bool:
         failed = {other.group for other in last.events if isinstance(other, ReduceFailed)}
         return event.group not in failed or event.wall - last.events[-1].wall > EVIDENCE_S_MAX
     return True
+
+
+def _recovered(last: Cluster, event: Committed | Recovered) -> bool:
+    """Whether a step was committed in the epoch of the recovery."""
+    return last.activated is not None and (event.epoch, event.term) >= (last.activated.epoch, last.activated.term)
 
 
 def _went_on(last: Cluster, commit: Committed) -> bool:

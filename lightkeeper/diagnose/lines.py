@@ -23,6 +23,7 @@ _PREFIXES = tuple(
         r"\[?(?:(?:[Rr]ank|default|trainer|worker|local_rank|GPU)[ _:=]?(?P<rank>\d+))\](?:\[[^\]]{1,20}\])?:? ?",
         r"[Rr]ank (?P<rank>\d+):[ \t]",
         r"std(?:err|out): ?",
+        r"\d+(?:\.\d+)?s\t\d+\t",  # Kaggle
         r"(?P<rank>\d{1,5}): ",  # srun --label
         r"\[\d+,(?P<rank>\d+)\]<std\w+>: ?",  # mpirun --tag-output
         r"\[(?P<level>[EWIF]) ?\d{3,4} \d\d:\d\d:\d\d[.\d]* [\w./]+:\d+\] ",  # c10

@@ -49,6 +49,7 @@ class Place:
 class _Stack:
     open: bool = False
     frame: int = -9  # lines since the last `File "..."`
+    indent: int = 0  # of that line: the source that it quotes stands further in
     chain: int = -1
     linked: bool = False
     loader: bool = False
@@ -80,7 +81,7 @@ class Tracebacks:
             stack.ignored = True
             return Place("stack")
         if found := _FRAME.match(text):
-            stack.frame = 0
+            stack.frame, stack.indent = 0, _indent(text)
             stack.loader = stack.loader or bool(_LOADER.search(found["file"]))
             return Place("stack", stack.chain)
         if _NATIVE.match(text) or (_BOX.match(text) and not _BOX_END.match(text)):
@@ -91,7 +92,8 @@ class Tracebacks:
                 stack.chain = self._chains
             stack.open, stack.linked = True, False
             return Place("stack", stack.chain)
-        if stack.open and _CODE.match(text) and 0 <= stack.frame <= CODE_AFTER_FRAME:
+        quoted = _CODE.match(text) and _indent(text) > stack.indent
+        if stack.open and quoted and 0 <= stack.frame <= CODE_AFTER_FRAME:
             return Place("stack", stack.chain)
         return self._after(stack, text)
 
@@ -103,3 +105,7 @@ class Tracebacks:
         stack.open = False
         ignored, stack.ignored = stack.ignored, False
         return Place("exception", stack.chain, stack.loader, ignored)
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())

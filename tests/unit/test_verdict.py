@@ -280,6 +280,22 @@ def test_two_deaths_before_the_others_go_on_are_one_incident() -> None:
     assert "then g2 rank 0" in why.lines(incident)[1]
 
 
+def test_a_death_while_the_others_recover_is_the_same_incident() -> None:
+    """Nobody has committed a step in the epoch that was activated first."""
+    first = of(Activated, 1.2, epoch=2, first_step=12, members=("g0", "g2"), cause="g1 lost")
+    again = [failed(9.0, "g0", "g2", epoch=2), lost(9.1, "g2", KILLED, "manager"), *over(9.2, ("g0",), epoch=3)]
+    incident = one(lost(1.0, "g1", KILLED, "manager"), first, *again)
+    assert (incident.culprit.group, [other.group for other in incident.others]) == ("g1", ["g2"])
+    assert incident.done[0] == "g1, g2 left out from step 12"
+
+
+def test_without_any_word_of_a_rank_an_activation_ends_an_incident() -> None:
+    """The folder of a lighthouse alone."""
+    first = of(Activated, 1.2, epoch=2, first_step=12, members=("g0", "g2"), cause="g1 lost")
+    found = incidents([*start(), lost(1.0, "g1", KILLED, "manager"), first, lost(9.0, "g2", KILLED, "manager")])
+    assert [incident.culprit.group for incident in found] == ["g1", "g2"]
+
+
 def test_who_left_in_order_is_no_incident_nor_is_a_planned_change() -> None:
     planned = of(Prepared, 1.0, epoch=2, change="planned")
     left = lost(1.5, "g1", "left as it was asked to", "left")
