@@ -37,7 +37,7 @@ _STANDS = ("reduce", "vote", "recover", "before", "closing", "wait")
 _OWN_ENDS = (0, exits.REFUSED, exits.FENCED, exits.GAVE_UP, exits.STOPPED, exits.ORPHANED)
 _RANK = re.compile(r"\branks? (\d+)")
 _SECONDS = re.compile(r"(?:for|within) (\d+(?:\.\d+)?) s\b")
-_MISSING = re.compile(r"\brank (\d+) of (?:group )?(\S+?)[,;:.]?(?:\s|$)")
+_RANK_OF = re.compile(r"\brank (\d+)(?: of ([\w.-]*\w))?")
 _VICTIMS_SAY = ("nccl", "gloo", "rendezvous", "unknown", "cancelled")  # classes of a log that mostly tell of others
 
 
@@ -156,15 +156,31 @@ def _away(words: str) -> str:
 
 
 def _evidence(event: Evidence) -> list[Signal]:
-    found = []
-    if event.recorder and (missing := _MISSING.search(event.recorder)):
-        detail = f"flight recorder: {event.recorder}"
-        found.append(Signal("recorder", RECORDER, detail, missing[2], int(missing[1]), event.wall))
+    found = _recorder(event)
     cause = event.log_class.split(":")[0].split()[0] if event.log_class.split() else ""
     if cause and cause not in _VICTIMS_SAY:
         rank = int(r[1]) if (r := _RANK.search(event.log_class)) else -1
         found.append(Signal("log", LOG, f"last log lines: {event.log_class}", event.group, rank, event.wall, cause))
     return found
+
+
+def _recorder(event: Evidence) -> list[Signal]:
+    """``all_reduce #12 of e1r0: rank 1 of g0 never arrived; rank 0 of g1 waits``; without a group: of its own.
+
+    One that called something else instead is as guilty as one that is missing; that there is no dump of somebody says
+    less: it may be that there was no time.
+    """
+    words = event.recorder.partition(": ")[2] or event.recorder
+    weight, about = RECORDER, ""
+    if " never arrived" in words or " called " in words:
+        about = re.split(r" never arrived| called ", words)[0]
+    elif "no dump of " in words:
+        weight, about = ARRIVAL, words.partition("no dump of ")[2]
+    first: dict[str, int] = {}
+    for rank, group in _RANK_OF.findall(about):
+        first.setdefault(group or event.group, int(rank))
+    detail = f"flight recorder: {event.recorder}"
+    return [Signal("recorder", weight, detail, group, rank, event.wall) for group, rank in first.items()]
 
 
 def _named(events: Sequence[Event]) -> list[Signal]:

@@ -232,6 +232,24 @@ def test_who_names_nobody_but_itself_is_suspected_a_little() -> None:
     assert broken.low and "complains of itself 0.10" in why.lines(broken)[2]
 
 
+@pytest.mark.parametrize(
+    ("words", "group", "rank", "weight"),
+    [
+        ("all_reduce #12 of e1r0: rank 0 of g2 never arrived; rank 0 of g0, rank 0 of g1 waits", "g2", 0, 0.8),
+        ("all_reduce #12 of tp: rank 3 never arrived; rank 0, rank 1 waits", "g1", 3, 0.8),
+        ("all_reduce #3 of e1r0 [[5]]: rank 1 of g0 called broadcast [[5]] instead (COLLECTIVE_TYPE)", "g0", 1, 0.8),
+        ("all_reduce #3 of e1r0: rank 0 of g0 waits, and there is no dump of rank 0 of g2", "g2", 0, 0.5),
+        ("", "", -1, 0.0),
+    ],
+)
+def test_who_is_missing_by_the_flight_recorders(words: str, group: str, rank: int, weight: float) -> None:
+    incident = one(
+        of(Evidence, 1.0, "g1", folder="incidents/a", recorder=words), failed(1.1, "g0", "g7"), *over(2, ("g0",))
+    )
+    told = [(s.group, s.rank, s.weight) for s in incident.signals if s.name == "recorder"]
+    assert told == ([(group, rank, weight)] if group else [])
+
+
 def test_combined_is_never_certain() -> None:
     assert combined([]) == 0.0
     assert combined([0.5, 0.5]) == 0.75
