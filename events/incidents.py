@@ -32,8 +32,8 @@ from lightkeeper.events.schema import (
 )
 from lightkeeper.lighthouse.messages import FIRST_EPOCH
 
-OPENING = (GroupLost, UserError, Stuck, ReduceFailed, Evidence, Prepared, LastPhases, JobStopped)
-LATER = (Recovered, Fenced, Quarantined, ProcessEnded, OperatorFenced)
+OPENING = (GroupLost, UserError, Stuck, ReduceFailed, Evidence, Prepared, JobStopped)
+LATER = (LastPhases, Recovered, Fenced, Quarantined, ProcessEnded, OperatorFenced)
 ORDERLY = ("left", "refused")  # who is gone by request, or was never taken on
 EVIDENCE_S_MAX = 30.0  # evidence of a survivor may be written so long after the others went on
 
@@ -85,7 +85,7 @@ def clusters(events: Sequence[Event]) -> list[Cluster]:
                 found.append(last)
             last.events.append(event)
             last.closed = last.closed or (isinstance(event, GroupLost) and _no_member(event, members))
-        elif last is not None and isinstance(event, LATER):
+        elif last is not None and isinstance(event, LATER) and not (last.closed and isinstance(event, LastPhases)):
             last.events.append(event)
             last.closed = last.closed or (isinstance(event, Recovered) and _recovered(last, event))
         elif last is not None and isinstance(event, Committed) and not last.closed:
@@ -113,7 +113,7 @@ def _is_new(last: Cluster, event: Event) -> bool:
     epoch = last.activated.epoch if last.activated is not None else -1
     if isinstance(event, ReduceFailed):
         return event.epoch >= epoch
-    if isinstance(event, LastPhases | Prepared):
+    if isinstance(event, Prepared):
         return event.epoch > epoch
     if isinstance(event, JobStopped):
         return not any(isinstance(other, JobStopped) for other in last.events)

@@ -57,6 +57,19 @@ def test_a_rank_that_was_stopped(job: Job) -> None:
 
 
 @pytest.mark.long
+def test_a_rank_that_is_stuck(job: Job) -> None:
+    job.settings["stall_floor_s"] = 2.0
+    job.start_all(3, fault=f"stall:g2:compute:{AT}", steps=STEPS)
+    facts = job.finish()
+    fault = facts.fault("stall", "compute", "g2", AT)
+    told = verdict(job)
+    who = told["culprit"]
+    assert (who["group"], who["rank"], who["kind"], told["step"]) == ("g2", 0, "stuck", AT)
+    assert abs(who["since"] - fault.wall) < 1.0 and told["victims"] == ["g0", "g1"]
+    assert names(told, "g2") >= {"deadline", "not arrived"} and "manager.expect" in told["advice"]
+
+
+@pytest.mark.long
 def test_a_group_with_a_bug(job: Job) -> None:
     job.start_all(3, steps=STEPS, only={"g2": {"behave": f"raise:{AT}"}})
     facts = job.finish()

@@ -73,6 +73,10 @@ def phases(at: float, **words: str) -> Event:
     return of(LastPhases, at, epoch=2, phases=words, silent_s=dict.fromkeys(words, 0.1))
 
 
+def begins(at: float, why: str = "a member asked for it") -> Event:
+    return of(Prepared, at, epoch=2, change="recovery", why=why)
+
+
 REDUCES = "rank 0 reduce of step 12 for 0.4 s"
 COMPUTES = "rank 0 compute of step 12 for 3.1 s"
 KILLED = "rank 0 was killed by SIGKILL"
@@ -160,11 +164,11 @@ CASES: dict[str, tuple[list[Event], tuple[str, int, str, set[str], set[str]]]] =
         ("g1", -1, "operator", set(), {"g0", "g2"}),
     ),
     "only who had not arrived is known": (
-        [phases(3.0, g0=REDUCES, g1=COMPUTES, g2=REDUCES), *over(4, ("g0", "g2"))],
+        [begins(2.9), phases(3.0, g0=REDUCES, g1=COMPUTES, g2=REDUCES), *over(4, ("g0", "g2"))],
         ("g1", 0, "unknown", set(), {"g0", "g2"}),
     ),
     "nobody says anything": (
-        [of(Prepared, 1.0, epoch=2, change="recovery", why="a member asked for it"), *over(2, ALL)],
+        [begins(1.0), *over(2, ALL)],
         ("", -1, "unknown", set(), {"g0", "g1", "g2"}),
     ),
     "the flight recorder names one inside": (
@@ -199,7 +203,7 @@ def one(*events: Event) -> Incident:
 
 
 def test_a_single_weak_signal_is_little_and_is_said_to_be() -> None:
-    weak = one(phases(3.0, g0=REDUCES, g1=COMPUTES, g2=REDUCES), *over(4, ("g0", "g2")))
+    weak = one(begins(2.9), phases(3.0, g0=REDUCES, g1=COMPUTES, g2=REDUCES), *over(4, ("g0", "g2")))
     assert weak.low and weak.culprit.confidence == 0.5
     assert "do not act on it alone" in why.lines(weak)[0]
     strong = one(lost(1.1, "g1", KILLED, "manager"), *over(2, ("g0", "g2")))
@@ -312,6 +316,11 @@ def test_without_any_word_of_a_rank_an_activation_ends_an_incident() -> None:
     first = of(Activated, 1.2, epoch=2, first_step=12, members=("g0", "g2"), cause="g1 lost")
     found = incidents([*start(), lost(1.0, "g1", KILLED, "manager"), first, lost(9.0, "g2", KILLED, "manager")])
     assert [incident.culprit.group for incident in found] == ["g1", "g2"]
+
+
+def test_the_first_epoch_is_no_incident() -> None:
+    first = [begins(0.1, "first epoch"), phases(0.2, g0="start of step 0", g1="", g2="")]
+    assert incidents([*first, *start()]) == []
 
 
 def test_who_left_in_order_is_no_incident_nor_is_a_planned_change() -> None:
