@@ -21,12 +21,16 @@ from lightkeeper.diagnose.tracebacks import Place, Tracebacks
 STEPS_SURVIVED = 3  # so many later steps show that a line was not the end
 HITS_MAX = 20_000  # of one log: a watchdog may say the same for hours
 LINE_CHARS_MAX = 300
+DOUBT = 0.7  # of an exception that Python went on after, or whose traceback is not there
 VICTIM = LEVELS.index("victim")
 SAID_AGAIN_LINES = 200  # an exception so soon after its rank was left alone is about that
 _PROGRESS = re.compile(
     r"(?i)\b(?:global[ _]?step|step|iter(?:ation)?|update|batch)s?\b[\s:=/\[\]\"'#]*(?P<step>\d+)\b.*"
     r"\b(?:loss|lr|learning[ _]rate|tokens?|tok/s|tps|grad|it/s|s/it|mfu|time|ms|ppl)\b"
     r"|\b(?P<bar>\d+)/\d+ \[[\d:]+<"
+)
+_EXCEPTION = re.compile(
+    r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failed|Exit)\b(?:\[.*?\]|\(.*?\))?(?::|$)"
 )
 _DATA_CONFIDENCE = 0.7
 
@@ -95,13 +99,14 @@ def _hits(lines: Iterable[str]) -> tuple[list[_Hit], list[tuple[int, int]]]:
         place = tracebacks.place(line)
         if place.part == "stack":
             continue
-        exception = place.part == "exception"
-        text = line.text.strip() if exception else line.text
+        text = line.text.strip()
+        told = place.part == "exception"
+        exception = told or (not line.quiet and _EXCEPTION.match(text) is not None)
         key = (text, line.quiet, exception)
         if key not in known:
             if len(known) > HITS_MAX:
                 known.clear()
-            known[key] = rules.first(text, line.quiet and not exception, exception)
+            known[key] = rules.first(text, line.quiet and not told, exception)
         rule = known[key]
         if rule is None:
             if found := _PROGRESS.search(text):
@@ -109,7 +114,8 @@ def _hits(lines: Iterable[str]) -> tuple[list[_Hit], list[tuple[int, int]]]:
             continue
         if len(hits) < HITS_MAX:
             order = rule.order + (1 if place.ignored and rule.order == 0 else 0)
-            hits.append(_Hit(rule, line, place, order, rule.confidence * (0.7 if place.ignored else 1.0)))
+            doubt = place.ignored or (rule.general and not told)
+            hits.append(_Hit(rule, line, place, order, round(rule.confidence * (DOUBT if doubt else 1.0), 2)))
     return hits, steps
 
 
