@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from lightkeeper.events.incidents import Cluster
 from lightkeeper.events.lineage import pick
@@ -18,6 +19,7 @@ from lightkeeper.events.schema import (
     Recovered,
     Rejoined,
 )
+from lightkeeper.events.summary import NORMAL_STEPS
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Cost:
     """What an incident cost.
 
     Attributes:
-        stalls_s: by group that stayed, seconds that it stood.
+        stalls_s: by group that stayed, seconds that it stood in the step, for the one that was gone and for the
+            recovery; what it stands in other steps is taken off.
         further: microbatches that were orphaned and computed by those who stayed.
         recomputed: microbatches that those who stayed computed twice.
         steps_lost: commits of those who stayed that were thrown away.
@@ -102,4 +105,15 @@ def costs(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[i
         if (c.step, c.epoch) == (step, epoch) and c.computed is not None
     }
     thrown = {(c.group, c.step) for c in own if c.step >= step and (c.epoch, c.term) != epoch_of[c.step]}
+    for group in stayed & set(cluster.members):
+        stood = _stood([c for c in own if c.group == group], step, epoch)
+        if stood > stalls.get(group, 0.0):
+            stalls[group] = round(stood, 4)
     return Cost(stalls, len(further), sum(max(0, more) for more in twice.values()), len(thrown))
+
+
+def _stood(commits: Sequence[Committed], step: int, epoch: int) -> float:
+    """Waiting in the step that was recovered, less the median of the ten before it."""
+    during = [c.wait_s for c in commits if (c.step, c.epoch) == (step, epoch)]
+    before = [c.wait_s for c in commits if c.step < step][-NORMAL_STEPS:]
+    return during[0] - median(before) if during and before else 0.0

@@ -125,7 +125,7 @@ def _lost(event: GroupLost, raised: bool) -> list[Signal]:
 def _stuck(event: Stuck) -> Signal:
     stopped = event.state == "stopped"
     how = f", {event.how}" if event.how else ""
-    borne = f"{event.deadline_s:.1f} s are borne{how}; its process: {event.state or '?'}"
+    borne = f"{event.deadline_s:.1f} s are borne{how}{f'; its process: {event.state}' if event.state else ''}"
     detail = f"rank {event.rank} made no progress in {event.phase} for {event.since_s:.1f} s ({borne})"
     name, weight, kind = ("stopped", STOPPED, "frozen") if stopped else ("deadline", DEADLINE, "stuck")
     return Signal(name, weight, detail, event.group, event.rank, event.wall - event.since_s, kind)

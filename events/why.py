@@ -80,7 +80,12 @@ def _since(incident: Incident) -> str:
 def _evidence(incident: Incident) -> str:
     whose = incident.culprit.group
     own = [signal for signal in incident.signals if signal.group == whose or not whose]
-    told = [f"{signal.name} {signal.weight:.2f} ({signal.detail})" for signal in own[:SIGNALS_MAX]]
+    first = {(signal.name, signal.group): signal for signal in reversed(own)}  # of each kind the heaviest
+    own = [signal for signal in own if first[signal.name, signal.group] is signal]
+    told = [
+        f"{signal.name} {signal.weight:.2f} ({signal.detail if whose else f'{signal.group}: {signal.detail}'})"
+        for signal in own[:SIGNALS_MAX]
+    ]
     if len(own) > SIGNALS_MAX:
         told.append(f"{len(own) - SIGNALS_MAX} more")
     told += [f"kept in {_few(incident.evidence)}"] if incident.evidence else []

@@ -35,7 +35,8 @@ def test_a_rank_that_was_killed(job: Job) -> None:
     assert told["victims"] == ["g0", "g2"]
     assert any(done.startswith(f"g1 left out from step {AT}") for done in told["done"])
     stalls = {r.group: r.stall_s for r in facts.all(schema.Recovered, step=AT)}
-    assert told["cost"]["stalls_s"] == pytest.approx(stalls) and told["cost"]["steps_lost"] == 0
+    assert told["cost"]["stalls_s"].keys() == stalls.keys() and told["cost"]["steps_lost"] == 0
+    assert all(told["cost"]["stalls_s"][group] >= stall_s - 1e-4 for group, stall_s in stalls.items())
     assert told["cost"]["further"] == len({k for r in facts.all(schema.Recovered) for k in r.further}) > 0
     lines = job.command("why", str(job.folder)).stdout.splitlines()
     assert len(lines) == 6 and lines[0].startswith("g1 rank 0 on ") and "OOM killer" in lines[5]
@@ -66,6 +67,7 @@ def test_a_rank_that_is_stuck(job: Job) -> None:
     who = told["culprit"]
     assert (who["group"], who["rank"], who["kind"], told["step"]) == ("g2", 0, "stuck", AT)
     assert abs(who["since"] - fault.wall) < 1.0 and told["victims"] == ["g0", "g1"]
+    assert min(told["cost"]["stalls_s"].values()) > 1.5, "they stood for it until its deadline"
     assert names(told, "g2") >= {"deadline", "not arrived"} and "manager.expect" in told["advice"]
 
 

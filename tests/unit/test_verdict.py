@@ -225,6 +225,13 @@ def test_signals_add_up_and_each_is_shown_with_its_weight() -> None:
     assert "silence 0.65" in shown and "not arrived 0.50" in shown and "named by others 0.50" in shown
 
 
+def test_one_signal_of_each_kind_is_shown_and_whose_it_is_if_it_is_nobodys_fault() -> None:
+    stuck = [of(Stuck, 20, "g1", **STUCK), lost(20.1, "g1", OVERDUE, "progress", rank=1), *over(20.2, ("g0", "g2"))]
+    assert why.lines(one(*stuck))[2].count("deadline 0.85") == 1
+    shown = why.lines(one(*(raised(5.0 + i / 10, g) for i, g in enumerate(ALL))))[2]
+    assert all(f"exception 0.95 ({group}: rank 0 raised" in shown for group in ALL)
+
+
 def test_a_signal_said_twice_counts_once() -> None:
     twice = [lost(3.0 + i, "g1", "its manager has been silent for 2.1 s", "lease") for i in range(2)]
     assert one(*twice, *over(5, ("g0", "g2"))).culprit.confidence == 0.65
@@ -356,6 +363,8 @@ def test_what_it_cost() -> None:
         "cost: g2 stood 0.40 s, g0 stood 0.20 s; 2 orphaned microbatches computed by them; none computed twice, "
         "no step lost"
     )
+    waits = [msgspec.structs.replace(e, wait_s=2.7) if isinstance(e, Committed) and e.step == 12 else e for e in events]
+    assert incidents(waits)[0].cost.stalls_s == {"g0": 2.5, "g2": 2.5}  # they wait 0.2 s in every step
     twice = [msgspec.structs.replace(e, computed=5) if isinstance(e, Committed) and e.step == 12 else e for e in events]
     assert incidents(twice)[0].cost.recomputed == 4
     alone = [msgspec.structs.replace(e, epoch=1) if isinstance(e, Committed) and e.group == "g0" else e for e in events]
