@@ -31,6 +31,7 @@ from lightkeeper.events.schema import (
     UserError,
 )
 from lightkeeper.events.signals import Signal, signals
+from lightkeeper.manager.briefly import briefly
 
 GUILTY = 0.6  # so sure before a group is held guilty; below it one is only the likeliest
 SURE_MAX = 0.99
@@ -198,7 +199,8 @@ def _nothing_died(cluster: Cluster, found: Sequence[Signal], since: float) -> Cu
     if not failed or strong or not stayed:
         return None
     ends = sorted({failed[0].group, *failed[0].suspects})
-    cause = f"a connection between groups was cut and nobody died ({', '.join(ends)}): {_first_line(failed[0].error)}"
+    error = briefly(failed[0].error) or "no error was told"
+    cause = f"a connection between groups was cut and nobody died ({', '.join(ends)}): {error}"
     return Culprit("", -1, "", "network", cause, CUT, since)
 
 
@@ -232,11 +234,6 @@ def _node(events: Sequence[Event], group: str, rank: int, since: float) -> str:
         if before or hosts:
             return (before or hosts[:1])[-1]
     return ""
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0] if lines else "no error was told"
 
 
 # --- who is slow --------------------------------------------------------------------------------------------

@@ -239,8 +239,10 @@ def test_a_signal_said_twice_counts_once() -> None:
 
 def test_who_names_nobody_but_itself_is_suspected_a_little() -> None:
     broken = one(failed(1.0, "g1", "g1"), lost(1.1, "g1", "named by most failed reduces", "failures"))
-    assert (broken.culprit.group, broken.culprit.confidence) == ("g1", combined([0.5, 0.1]))
-    assert broken.low and "complains of itself 0.10" in why.lines(broken)[2]
+    assert (broken.culprit.group, broken.culprit.confidence) == ("g1", combined([0.65, 0.1]))
+    alone = one(failed(1.0, "g1", "g1"), lost(1.1, "g0", KILLED, "manager"))
+    assert alone.culprit.group == "g0" and not alone.others
+    assert "complains of itself 0.10" in why.lines(broken)[2]
 
 
 @pytest.mark.parametrize(
