@@ -36,7 +36,8 @@ _PREFIXES = tuple(
         r"\[ *\d+\.\d{3,}\] ",  # dmesg
         r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?[ \t:|-]+",
         r"\(\w[\w.]* pid=\d+(?:, ip=[\w.:]+)?\)[ \t]?",  # Ray
-        r"\[?[a-z][a-z0-9_.-]*\d[a-z0-9_.-]*(?:/[a-z0-9_.-]+)*\]? ?[:|] ",  # a host, a pod; an exception has a capital
+        # a host, a pod: an exception has a capital
+        r"\[?[a-z][a-z0-9_.-]{0,60}\d[a-z0-9_.-]{0,60}(?:/[a-z0-9_.-]{1,60}){0,4}\]? ?[:|] ",
         r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[a-z_][a-z0-9_.]*: ?",  # Python's logging by default
         r"(?:\[?[\w.]+(?::\d+)?\]?[ \t:|-]+){0,3}?(?<!NCCL )\[?"
         r"(?P<level>DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b\]?[ \t]*(?:[:|\]-]+ ?)?",
