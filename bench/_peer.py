@@ -16,8 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-START_S_MAX = 20.0
+START_S_MAX = 60.0  # it imports torch, on a machine that may be busy
 ROUND_S_MAX = 120.0
+TIMEOUT_S = 60.0  # its manager's default
 CHANNELS = 64
 
 
@@ -56,8 +57,9 @@ def train(
     gradient_mb: float,
     die_at: int | None = None,
     rows_to: str = "",
-    timeout_s: float = 60.0,
+    timeout_s: float = TIMEOUT_S,
     members: int = 0,
+    freeze_at: tuple[str, int] | None = None,
 ) -> list[dict[str, Any]]:
     """One group of the peer, with AdamW.
 
@@ -70,6 +72,7 @@ def train(
         rows_to: file that every row is appended to as a line of JSON, once it is there.
         timeout_s: of its manager and of its collectives.
         members: how many groups are at work, the others being spares; 0: all that are there.
+        freeze_at: where it stops itself by SIGSTOP, ``compute`` (as the step begins) or ``reduce``, and in which step.
 
     Returns:
         Of every iteration: its seconds, the step before and after it, the members, whether its gradients counted, and
@@ -95,6 +98,8 @@ def train(
     rows: list[dict[str, Any]] = []
     while manager.current_step() < steps:
         start, before = time.monotonic(), manager.current_step()
+        if freeze_at == ("compute", before):  # before it asks for its quorum, which is the better case for the others
+            os.kill(os.getpid(), signal.SIGSTOP)
         wrapped.zero_grad()
         time.sleep(compute_s)
         gradients.fill_(1.0)
@@ -103,6 +108,8 @@ def train(
             if rows_to:
                 Path(f"{rows_to}.killed").write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
+        if freeze_at == ("reduce", before):
+            os.kill(os.getpid(), signal.SIGSTOP)
         work.wait()
         works = manager.is_participating()
         for parameter, part in zip(model.parameters(), gradients.split(sizes), strict=True):

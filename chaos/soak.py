@@ -75,7 +75,7 @@ def _soak(dues: list[Due], for_s: float, seed: int, folder: Path, journal: Journ
             journal.write("started", f"{len(ONES.names)} groups are started, in {folder}")
             job.start({})
             job.await_steps(set(ONES.names), 2, "all train")
-            before, began_s = job.descriptors(set()), time.monotonic()
+            before, began_s = job.descriptors(set(ONES.names)), time.monotonic()
             for due in dues:
                 until_s = began_s + due.at_s
                 job.until(lambda until_s=until_s: time.monotonic() >= until_s, "the next fault is due", for_s)  # type: ignore[misc]
@@ -83,7 +83,7 @@ def _soak(dues: list[Due], for_s: float, seed: int, folder: Path, journal: Journ
                     journal.write("skipped", f"{due.plan.fault.name}: the time is over", **due.plan.as_dict())
                     continue
                 _one(striker, due.plan, struck, journal)
-            after = job.descriptors(set())
+            after = job.descriptors(set(ONES.names))
             codes, left = job.finish(), job.leftovers()
         except ToldError as error:
             trouble = str(error)
