@@ -13,6 +13,7 @@ from lightkeeper.events import summary
 from lightkeeper.events.lineage import live_groups, pick
 from lightkeeper.events.schema import Adopted, Event, FaultInjected, GroupLost, Recovered
 from lightkeeper.events.summary import Finding
+from lightkeeper.events.verdict import Incident, incidents
 
 MORE_DESCRIPTORS_MAX = 6  # a poll, a log, a connection that is being made; a group that is not closed has more
 
@@ -75,11 +76,12 @@ class Outcome:
 def check(outcome: Outcome) -> list[Check]:
     """Every rule, in the order in which a person asks."""
     checks = [] if not outcome.trouble else [Check("the run", False, outcome.trouble)]
-    for struck, window in zip(outcome.struck, windows(outcome), strict=True):
+    for struck, window, found in zip(outcome.struck, windows(outcome), verdicts(outcome), strict=True):
         prefix = f"{struck.plan.fault.name} of {struck.plan.victim}: " if len(outcome.struck) > 1 else ""
         checks += [
             fired(prefix, struck.plan, window), blamed(prefix, struck.plan, window),
-            released(prefix, struck.plan, window), followed(prefix, struck.plan, window), back(prefix, struck),
+            judged(prefix, struck.plan, found), released(prefix, struck.plan, window),
+            followed(prefix, struck.plan, window), back(prefix, struck),
         ]  # fmt: skip
     if not outcome.struck:
         checks.append(Check("fault", False, "none was done"))
@@ -93,13 +95,27 @@ def check(outcome: Outcome) -> list[Check]:
 
 def windows(outcome: Outcome) -> list[list[Event]]:
     """Of each fault, the events from its own first `fault_injected` to the next fault's."""
+    return [list(outcome.events[start:end]) for start, end in _places(outcome)]
+
+
+def verdicts(outcome: Outcome) -> list[list[Incident]]:
+    """Of each fault, the incidents that its events made."""
+    return [new_incidents(outcome.events[:end], outcome.events[:start]) for start, end in _places(outcome)]
+
+
+def new_incidents(events: Sequence[Event], before: Sequence[Event]) -> list[Incident]:
+    """Those that `before`, the beginning of `events`, did not have."""
+    known = {(i.culprit.group, i.culprit.kind, i.culprit.since) for i in incidents(before)}
+    return [i for i in incidents(events) if (i.culprit.group, i.culprit.kind, i.culprit.since) not in known]
+
+
+def _places(outcome: Outcome) -> list[tuple[int, int]]:
     starts, place = [], 0
     for struck in outcome.struck:
         place = next((i for i in range(place, len(outcome.events)) if _is_of(outcome.events[i], struck.plan)), place)
         starts.append(place)
         place += 1
-    ends = [*starts[1:], len(outcome.events)][: len(starts)]
-    return [list(outcome.events[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return list(zip(starts, [*starts[1:], len(outcome.events)], strict=False))
 
 
 def _is_of(event: Event, plan: Plan) -> bool:
@@ -135,6 +151,20 @@ def blamed(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
     if strange:
         return Check(f"{prefix}blamed", False, f"{told}; {strange[0].group} was not hit in this incarnation")
     return Check(f"{prefix}blamed", True, told)
+
+
+def judged(prefix: str, plan: Plan, found: Sequence[Incident]) -> Check:
+    """The verdicts hold those guilty that were hit, as what they were, and nobody else."""
+    name, expected = f"{prefix}verdict", plan.fault.expected
+    held = [culprit for incident in found for culprit in (incident.culprit, *incident.others)]
+    told = ", ".join(f"{c.group or 'nobody'} ({c.kind}, {c.confidence:.2f})" for c in held) or "no incident"
+    wanted = plan.expects_lost | ({plan.victim} if "slow" in expected.verdict else set())
+    if {culprit.group for culprit in held if culprit.group} != wanted:
+        return Check(name, False, f"{told}; expected {', '.join(sorted(wanted)) or 'nobody'}")
+    kinds = {culprit.kind for culprit in held if culprit.group in ("", plan.victim)}
+    if expected.verdict and (not kinds or not kinds <= set(expected.verdict)):
+        return Check(name, False, f"{told}; expected {' or '.join(expected.verdict)}")
+    return Check(name, True, told)
 
 
 def released(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:

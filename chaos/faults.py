@@ -59,6 +59,7 @@ class Expected:
         none: kinds of events of which there must be none, about anybody.
         recovery: whether a step must have been repeated, or an entry adopted.
         away: of these roles, those that do not come back.
+        verdict: as what the verdict (`events/verdict.py`) may hold the victim guilty; empty: as anything.
         codes: of those who do not, the exit codes that may be.
         torn_log: whether the victim's events have a gap, so that rules which need them all cannot be asked.
     """
@@ -70,6 +71,7 @@ class Expected:
     none: tuple[str, ...] = ()
     recovery: bool = False
     away: tuple[str, ...] = ()
+    verdict: tuple[str, ...] = ()
     codes: tuple[int, ...] = ()
     torn_log: bool = False
 
@@ -107,40 +109,41 @@ class Fault:
 
 SEEN = ("manager", "stream")
 NOBODY = Expected(lost=(), none=("group_lost", "fenced"))
-STUCK = Expected(by=("progress",), within_s=OF_DEADLINE, kinds=("stuck",), recovery=True)
+FROZEN = Expected(by=("frozen",), within_s=OF_LEASE, verdict=("frozen",), kinds=("fenced",))
+SILENT = Expected(by=("lease",), within_s=OF_LEASE, verdict=("silent",))
+STUCK = Expected(by=("progress",), within_s=OF_DEADLINE, kinds=("stuck",), verdict=("stuck",), recovery=True)
 
 _ALL = (
-    Fault("kill", "SIGKILL of a trainer", Expected(by=SEEN), act="kill", live=True, soak=True),
+    Fault("kill", "SIGKILL of a trainer", Expected(by=SEEN, verdict=("killed",)), act="kill", live=True, soak=True),
     Fault(
         "kill-rank", "SIGKILL of one rank of two: the other is a victim, and its group is lost as a whole",
-        Expected(by=SEEN), PAIRS, act="kill", rank=None,
+        Expected(by=SEEN, verdict=("killed",)), PAIRS, act="kill", rank=None,
     ),
     Fault(
         "kill-group", "SIGKILL of a manager and all its ranks at once", Expected(by=SEEN), act="kill-group",
         live=True, soak=True,
     ),
     Fault(
-        "exit", "a trainer exits with code 1", Expected(by=SEEN, away=(VICTIM,), codes=(1,)), inside="exit:compute",
+        "exit", "a trainer exits with code 1", inside="exit:compute",
+        expected=Expected(by=SEEN, away=(VICTIM,), verdict=("exit",), codes=(1,)),
     ),
     Fault(
         "raise", "the user's code raises in one group", inside="raise:compute",
-        expected=Expected(by=SEEN, kinds=("user_error",), away=(VICTIM,), codes=(1,)),
+        expected=Expected(by=SEEN, kinds=("user_error",), away=(VICTIM,), verdict=("exception",), codes=(1,)),
     ),
     Fault(
-        "freeze", "SIGSTOP of a trainer", Expected(by=("frozen",), within_s=OF_LEASE, kinds=("fenced",)), act="freeze",
-        live=True, soak=True,
+        "freeze", "SIGSTOP of a trainer", FROZEN, act="freeze", live=True, soak=True,
     ),
     Fault(
         "freeze-in-reduce", "SIGSTOP of a trainer inside a reduce", inside="freeze:reduce",
-        expected=Expected(by=("frozen",), within_s=OF_LEASE, kinds=("fenced",), recovery=True),
+        expected=Expected(by=("frozen",), within_s=OF_LEASE, verdict=("frozen",), kinds=("fenced",), recovery=True),
     ),
     Fault(
-        "freeze-manager", "SIGSTOP of a group's manager", Expected(by=("lease",), within_s=OF_LEASE),
-        act="freeze-manager", live=True, soak=True,
+        "freeze-manager", "SIGSTOP of a group's manager", SILENT, act="freeze-manager", live=True, soak=True,
     ),
     Fault(
         "freeze-group", "SIGSTOP of a manager and all its ranks; thawed, they find themselves left out",
-        Expected(by=("lease",), within_s=OF_LEASE), act="freeze-group", live=True, soak=True,
+        SILENT, act="freeze-group", live=True, soak=True,
     ),
     Fault(
         "freeze-agent", "SIGSTOP of the agent of a group's second node",
@@ -161,15 +164,16 @@ _ALL = (
     ),
     Fault(
         "slow", "a trainer takes twice as long for every microbatch from some step on", inside="slow=100:compute",
-        expected=Expected(lost=(), kinds=("slow",), none=("group_lost", "fenced", "stuck")),
+        expected=Expected(lost=(), kinds=("slow",), verdict=("slow",), none=("group_lost", "fenced", "stuck")),
     ),
     Fault(
         "cut-link", "one TCP connection between two groups is cut, and nobody dies", act="cut-link",
-        expected=Expected(lost=(), none=("group_lost", "fenced"), recovery=True), live=True, soak=True,
+        expected=Expected(lost=(), none=("group_lost", "fenced"), verdict=("network",), recovery=True),
+        live=True, soak=True,
     ),
     Fault(
         "cut-host", "a group's host is cut off: packets are dropped, nobody is told; then it is reachable again",
-        Expected(by=("lease",), within_s=OF_LEASE), HOSTS, act="cut-host",
+        SILENT, HOSTS, act="cut-host",
     ),
     Fault(
         "lighthouse-kill", "SIGKILL of the lighthouse while all train, and its new start", NOBODY,
@@ -203,7 +207,8 @@ _ALL = (
         "raise-and-freeze", "the user's code raises in one group, and another is frozen: the third is nobody's culprit",
         inside="raise:compute", then=("user_error", VICTIM, "freeze", OTHER),
         expected=Expected(
-            lost=(VICTIM, OTHER), by=SEEN, within_s=OF_LEASE, kinds=("user_error",), away=(VICTIM,), codes=(1,)
+            lost=(VICTIM, OTHER), by=SEEN, within_s=OF_LEASE, kinds=("user_error",), away=(VICTIM,),
+            verdict=("exception",), codes=(1,),
         ),
     ),
     Fault(

@@ -88,7 +88,7 @@ class Injection:
 
     def do(self) -> list[checkers.Check]:
         """Does it, waits for what must follow, mends what this process can; the checks."""
-        events = read_run(self.folder).events
+        before = events = read_run(self.folder).events
         step = max((event.step for event in lineage.pick(events, Committed)), default=-1) + 1
         about = "" if self.fault.act == "lighthouse-kill" else self.plan.victim
         log = EventLog(self.folder, "chaos", job=self._job)
@@ -106,7 +106,9 @@ class Injection:
             self._until(lambda window: not self._missing(window))
         window = self._window()
         rules = (checkers.fired, checkers.blamed, checkers.released, checkers.followed)
-        return [rule("", self.plan, window) for rule in rules]
+        checks = [rule("", self.plan, window) for rule in rules]
+        found = checkers.new_incidents(read_run(self.folder).events, before)
+        return [*checks, checkers.judged("", self.plan, found)]
 
     def _await(self) -> None:
         """Until the expected losses are said, or long enough for one that must not be."""

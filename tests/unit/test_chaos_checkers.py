@@ -34,7 +34,8 @@ def struck_run(fault: str = "kill", by: str = "manager", more: tuple[Event, ...]
         if isinstance(event, FaultInjected):
             event = msgspec.structs.replace(event, phase="", fault=fault, process="chaos")
         elif isinstance(event, GroupLost):
-            event = msgspec.structs.replace(event, detected_by=by)
+            cause = "rank 0 was killed by SIGKILL" if by == "manager" else "no progress"
+            event = msgspec.structs.replace(event, detected_by=by, cause=cause)
             events += more
         events.append(event)
     events.append(schema.Activated(epoch=3, first_step=BACK, members=GROUPS, shares=DEAL, cause="planned"))
@@ -80,7 +81,8 @@ def test_a_second_kill_that_was_to_come_and_did_not_is_told() -> None:
 def test_a_victim_that_is_blamed_is_told() -> None:
     events = [msgspec.structs.replace(e, group="g2") if isinstance(e, GroupLost) else e for e in struck_run()]
     found = failed(outcome(events))
-    assert found["blamed"].startswith("g2 (signal 9, found by manager); expected g1")
+    assert found["blamed"].startswith("g2 (rank 0 was killed by SIGKILL, found by manager); expected g1")
+    assert found["verdict"].startswith("g2 (killed, ")
     assert "nobody reported it lost" in found["seen after"]
 
 
@@ -138,16 +140,12 @@ def test_who_does_not_come_back_is_told() -> None:
 
 
 def good_run_outside() -> list[Event]:
-    return [
-        msgspec.structs.replace(e, phase="", process="chaos") if isinstance(e, FaultInjected) else e for e in good_run()
-    ]
+    return [event for event in struck_run() if not isinstance(event, schema.Committed) or event.step < BACK]
 
 
 def test_one_that_is_not_to_come_back_ends_with_its_own_code() -> None:
-    events = [
-        msgspec.structs.replace(e, fault="exit", phase="compute") if isinstance(e, FaultInjected) else e
-        for e in good_run()
-    ]
+    by_itself = {FaultInjected: {"fault": "exit", "phase": "compute"}, GroupLost: {"cause": "rank 0 exited 1"}}
+    events = [msgspec.structs.replace(e, **by_itself.get(type(e), {})) for e in good_run()]
     given = outcome(events, struck=[Struck(plan_of("exit"))], exit_codes={**CODES, "g1": 1})
     assert failed(given) == {}
     assert failed(replace(given, exit_codes={**CODES, "g1": 3}))["exit codes"] == "g1 3"
@@ -201,4 +199,15 @@ def test_each_fault_of_several_is_judged_by_what_came_between_it_and_the_next() 
     assert failed(given) == {}
     late = GroupLost(group="g2", cause="silent", detected_by="lease", host="h")
     found = failed(replace(given, events=[*events, lighthouse, late]))
-    assert list(found) == ["lighthouse-kill of g1: blamed", "lighthouse-kill of g1: followed"]
+    assert list(found) == [f"lighthouse-kill of g1: {name}" for name in ("blamed", "verdict", "followed")]
+
+
+def test_a_verdict_for_another_reason_or_about_another_group_is_told() -> None:
+    exited = [
+        msgspec.structs.replace(e, cause="rank 0 exited 3") if isinstance(e, GroupLost) else e for e in struck_run()
+    ]
+    found = failed(outcome(exited))
+    assert list(found) == ["verdict"] and "expected killed" in found["verdict"]
+    assert failed(outcome(struck_run("freeze-short"), "freeze-short"))["verdict"].endswith("; expected nobody")
+    cut = [event for event in struck_run("cut-link") if not isinstance(event, GroupLost)]
+    assert "expected network" in failed(outcome(cut, "cut-link"))["verdict"]
