@@ -41,6 +41,21 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Collect:
+    """Keep what can be seen of the group's ranks now; a `Kill` that follows waits for it, for a bounded time.
+
+    Attributes:
+        why: in a word, which the folder's name has.
+        reason: in a sentence.
+        step: the group's.
+    """
+
+    why: str
+    reason: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Write an event."""
 
@@ -61,4 +76,4 @@ class AskMembers:
     membership: Membership
 
 
-Action = AskMembers | Tell | ToRanks | Kill | End | Note | DropKeys
+Action = AskMembers | Tell | ToRanks | Collect | Kill | End | Note | DropKeys

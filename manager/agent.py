@@ -22,17 +22,20 @@ import grpc
 import grpc.aio
 import msgspec
 
-from lightkeeper.events.schema import ProcessEnded, ProcessStarted
+from lightkeeper.events.schema import Event, ProcessEnded, ProcessStarted
 from lightkeeper.events.writer import EventLog
 from lightkeeper.manager import exits, local, nodewire
+from lightkeeper.manager.actions import Collect
 from lightkeeper.manager.answers import SAY_AFTER_S, RankView
 from lightkeeper.manager.beats import STANDS_S
+from lightkeeper.manager.evidence.collector import Collector
 from lightkeeper.manager.findmanager import ANSWER_S_MAX, Denied, ManagerFinder
 from lightkeeper.manager.folders import remove_left_over
 from lightkeeper.manager.folding import Said, fold_views
 from lightkeeper.manager.localranks import LocalRanks
 from lightkeeper.manager.notice import Notice
 from lightkeeper.manager.processes import Watched
+from lightkeeper.manager.ranklogs import RankLogs
 from lightkeeper.manager.settings import Settings
 from lightkeeper.protos import manager_pb2, manager_pb2_grpc
 from lightkeeper.wire import CHANNEL_OPTIONS, metadata, plain_details
@@ -49,7 +52,9 @@ OUTBOX_MAX = 10_000
 
 
 class RunningRanks(Protocol):
-    """The processes of this node's ranks."""
+    """The processes of this node's ranks, and what they print where that is captured."""
+
+    logs: RankLogs | None
 
     @property
     def pids(self) -> dict[int, int]:
@@ -94,11 +99,15 @@ class NodeAgent:
     ) -> None:
         self.settings, self.start_ranks, self.end_s = settings, ranks, end_s
         self.local = LocalRanks(socket_path, settings.token, settings.ranks_here, self)
+        self._exits: dict[int, int | None] = {}
+        self.collector = Collector(
+            settings, socket_path.parent, self.local.pids, self.local.views, lambda: self._exits, self._note, self.say
+        )
         self.finder = ManagerFinder(settings)
         self.events: EventLog | None = None
         self.incarnation = self.why = ""
         self.first_exit: int | None = None
-        self.group_was_asked = False
+        self.group_was_asked = self._told = False
         self.launcher: Watched | None = None
         self.lease_s = 2.0  # until the manager says
         self._address = ""
@@ -214,6 +223,7 @@ class NodeAgent:
         try:
             ranks = await self.start_ranks(taken.incarnation, taken.rendezvous_host, taken.rendezvous_port)
             self.local.roots.update(ranks.pids.values())
+            self.collector.started, self.collector.logs = ranks.pids, ranks.logs
             self.local.kill_also = ranks.kill
             ranks.watch(self.local.ended)
             awaited: list[asyncio.Future[Any]] = [self._ended, *tasks]
@@ -224,11 +234,12 @@ class NodeAgent:
             code, reason = await self._ended
             if code != 0:
                 self.say(f"ends with exit code {code}: {reason}")
-                self.local.kill()
+                await self._kill_after_evidence(code, reason)
             await ranks.close(self.end_s if code == 0 else 0.0)
             self._put(manager_pb2.FromNode(fenced=manager_pb2.NodeFenced(left=self._left(ranks))))
             self._outbox.put_nowait(None)
             await asyncio.wait({writer}, timeout=LAST_WORD_S)
+            await self.collector.end()
             return code
         finally:
             self.local.kill()
@@ -236,6 +247,14 @@ class NodeAgent:
                 task.cancel()
             self.local.close()
             self.local.remove_files()
+
+    async def _kill_after_evidence(self, code: int, reason: str) -> None:
+        """Kills the ranks of this node; if the manager has said so, after what can be seen of them is kept."""
+        if self._told and code not in (exits.REFUSED, exits.STOPPED, exits.ASKED):
+            step = max((view.step for view in self.local.views().values()), default=0)
+            self.collector.collect(Collect("ended", reason, step))
+        await self.collector.seen()
+        self.local.kill()
 
     def _left(self, ranks: RunningRanks) -> list[int]:
         return [ranks.pids[rank] for rank in ranks.running()]
@@ -288,12 +307,14 @@ class NodeAgent:
         kind = envelope.WhichOneof("message")
         if kind == "said":
             for said in nodewire.said_to_ranks(envelope.said):
+                if isinstance(said.message, local.Abort) and said.message.recovery:
+                    self.collector.keep_dumps(said.message.recovery)
                 self.local.send(said.message, said.ranks)  # type: ignore[arg-type]  # decoded as such
         elif kind == "alive":
             self.lease_s = envelope.alive.lease_ms / 1000
         elif kind == "ends":
             self.first_exit = envelope.ends.first_exit if envelope.ends.HasField("first_exit") else None
-            self.group_was_asked = envelope.ends.asked
+            self.group_was_asked, self._told = envelope.ends.asked, True
             self._end(envelope.ends.exit_code, envelope.ends.reason)
         else:
             raise ValueError(f"{kind or 'nothing'} in the middle of a stream")
@@ -353,6 +374,7 @@ class NodeAgent:
 
     def rank_ended(self, rank: int, exit_code: int | None, view: RankView | None) -> None:
         """A rank's process ended."""
+        self._exits.setdefault(rank, exit_code)
         self._mind_launcher()
         self._put(manager_pb2.FromNode(ended=nodewire.ended_to_wire(rank, exit_code, view)))
 
@@ -367,6 +389,10 @@ class NodeAgent:
         """Somebody without the token was refused."""
         if (line := self._seldom.lets(f"refused {peer}: wrong or missing token")) is not None:
             self.say(line)
+
+    def _note(self, event: Event) -> None:
+        if self.events is not None:
+            self.events.write(event)
 
     def say(self, line: str) -> None:
         """One line for the operator."""

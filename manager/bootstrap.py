@@ -89,7 +89,7 @@ def wait(control: socket.socket, modules: list[str]) -> int | None:
     thread = threading.Thread(target=_import_idly, args=(modules,), name="imports")
     thread.start()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, 16, 4)
         if not message:
             os._exit(0)  # the launcher is gone
         if message[0] == BECOME:
@@ -98,11 +98,16 @@ def wait(control: socket.socket, modules: list[str]) -> int | None:
     with open(descriptors[0], "rb") as file:
         environment = json.load(file)
     control.close()
+    store = descriptors[1] if message[1] else None
+    if message[2]:
+        for stream, descriptor in zip((1, 2), descriptors[-2:], strict=True):
+            os.dup2(descriptor, stream)
+            os.close(descriptor)
     importlib.invalidate_caches()
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in every rank before its `Manager` takes it
-    return descriptors[1] if len(descriptors) > 1 else None
+    return store
 
 
 def _import_idly(modules: list[str]) -> None:

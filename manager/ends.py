@@ -8,7 +8,7 @@ from __future__ import annotations
 from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import exits, local
-from lightkeeper.manager.actions import Action, End, Kill, Note, Tell
+from lightkeeper.manager.actions import Action, Collect, End, Kill, Note, Tell
 from lightkeeper.manager.answers import Answers, RankView
 from lightkeeper.manager.briefly import briefly
 from lightkeeper.manager.exits import describe_exit
@@ -149,7 +149,20 @@ class Ends(Answers):
         """Kills what is left of the group and ends."""
         if self.ending is not None:
             return []
-        return [*self._end(exit_code, reason), Kill(reason)]  # the reason is said before anything is killed
+        why = self._word_for(exit_code)
+        collect = [Collect(why, reason, self.step)] if why else []
+        return [*collect, *self._end(exit_code, reason), Kill(reason)]  # the reason is said before anything is killed
+
+    def _word_for(self, exit_code: int) -> str:
+        """What an end is called in the name of its evidence; empty for one of which none is wanted."""
+        if exit_code in (0, exits.REFUSED, exits.STOPPED, exits.ASKED) or (not self.registered and not self.exits):
+            return ""
+        known = {exits.FENCED: "left out", exits.GAVE_UP: "gave up", exits.ORPHANED: "apart"}
+        if exit_code in known:
+            return known[exit_code]
+        if self.errors:
+            return "raised"
+        return "killed" if any(code is None or code < 0 for code in self.exits.values()) else "exited"
 
     def _end(self, exit_code: int, reason: str) -> list[Action]:
         self.ending = reason

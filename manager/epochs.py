@@ -39,7 +39,7 @@ class Epochs:
             if plan.epoch < self._below or plan.epoch in self._builds:
                 return
             keys = EpochKeys(self._client, plan.epoch, f"r{self._rank}/")
-            name = f"e{plan.epoch}r{self._rank}"
+            name = self._name(plan.epoch)
             self._plans[plan.epoch] = plan
             size = len(plan.members)
             self._builds[plan.epoch] = start_build(
@@ -67,6 +67,19 @@ class Epochs:
             if build is None or epoch < self._below:
                 raise GroupFailed(f"epoch {epoch} is over: {self._reason}", aborted=self._reason)
         return build.wait()
+
+    def members(self) -> dict[str, tuple[str, ...]]:
+        """Groups in slot order by the name of each epoch's process group."""
+        with self._lock:
+            return {self._name(epoch): plan.members for epoch, plan in self._plans.items()}
+
+    def any_below(self, below: int) -> bool:
+        """Whether `abort` would end anything."""
+        with self._lock:
+            return below > self._below and any(epoch < below for epoch in self._builds)
+
+    def _name(self, epoch: int) -> str:
+        return f"e{epoch}r{self._rank}"
 
     def plan(self, epoch: int) -> local.Plan:
         """The plan of an epoch that was pushed."""

@@ -46,11 +46,13 @@ class AbortableGloo(torchft.process_group.ProcessGroupGloo):
         timeout_s: Bound on connecting to the other members, in seconds.
         threads: Number of gloo's worker threads; each carries one collective at a time. With two, one adds
             while the other one's data is on its way: a tenth of a step less at 100 MB than with one.
+        name: As the flight recorder calls it; the members of one group must have the same.
     """
 
-    def __init__(self, host: str, timeout_s: float, threads: int = 2) -> None:
+    def __init__(self, host: str, timeout_s: float, threads: int = 2, name: str = "") -> None:
         super().__init__(timedelta(seconds=timeout_s))
         self._host = host
+        self._name = name
         self._threads = threads
 
     def form(self, store: dist.Store, rank: int, world_size: int) -> None:
@@ -67,6 +69,8 @@ class AbortableGloo(torchft.process_group.ProcessGroupGloo):
         group = dist.ProcessGroup(store, rank, world_size)
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        group._set_group_name(self._name)  # type: ignore[arg-type]  # a type of its own in the stubs alone
+        group._set_group_desc("epoch")
         return group
 
 
@@ -307,7 +311,7 @@ class FormGloo:
     def form(self) -> EpochGroup:
         """Rendezvous, connect to every member, and exchange one small message with all of them."""
         until = time.monotonic() + self._timeout_s
-        gloo = AbortableGloo(self._host, self._timeout_s)
+        gloo = AbortableGloo(self._host, self._timeout_s, name=self._name)
         try:
             store = RendezvousStore(self._keys, self._timeout_s, self._members.seen)
             gloo.form(store, self._slot, self._size)

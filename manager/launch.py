@@ -23,6 +23,7 @@ from lightkeeper.manager.addresses import own_host
 from lightkeeper.manager.agent import NodeAgent
 from lightkeeper.manager.folders import SOCKET, FolderNotMade, make_folder
 from lightkeeper.manager.notice import Notice, watch_notice
+from lightkeeper.manager.ranklogs import RankLogs
 from lightkeeper.manager.ranks import END_S, RankProcesses, Rendezvous, open_rendezvous
 from lightkeeper.manager.restarts import PAUSE_S_MAX, GroupEnd, Restarts, may_restart
 from lightkeeper.manager.service import ManagerService, new_incarnation
@@ -61,6 +62,7 @@ class Launcher:
         self.settings, self.command = options.settings, options.command
         self.restarts = Restarts(options.restarts)
         self.warm = WarmRanks(len(self.settings.ranks_here), self.command, self._say) if options.warm else None
+        self.log_folder = options.log_folder or (self.settings.run_folder and f"{self.settings.run_folder}/logs")
         self.starts = 0
         self._asked, self._asked_by = asyncio.Event(), ""  # by a signal of that name, or (then it is empty) by a notice
         self._notice, self._noticed_s = Notice(), 0.0
@@ -170,6 +172,7 @@ class Launcher:
         rendezvous = open_rendezvous(s.ranks, own_host(s.host, s.lighthouse) if s.nnodes > 1 else "127.0.0.1")
         service.streams.rendezvous = (rendezvous.host, rendezvous.port)
         ranks = self._ranks(service.local.path, service.incarnation, rendezvous)
+        service.collector.logs = ranks.logs
         serving = asyncio.create_task(service.run())
         try:
             while not service.local.path.exists():
@@ -178,6 +181,7 @@ class Launcher:
                 await asyncio.sleep(0.005)
             await self._started(ranks, service.is_complete)
             service.local.roots.update(ranks.pids.values())
+            service.collector.started = ranks.pids
             service.local.kill_also = ranks.kill
             ranks.watch(service.local.ended)
             self._can_be_asked(service)
@@ -213,5 +217,22 @@ class Launcher:
         environment.update(ncclenv.unset(environment, s.timeouts))
         return RankProcesses(
             self.command, s.ranks_here, s.ranks, environment, incarnation, rendezvous,
-            node_rank=s.node_rank, nodes=s.nnodes, restart=self.starts,
+            node_rank=s.node_rank, nodes=s.nnodes, restart=self.starts, logs=self._logs(incarnation),
         )  # fmt: skip
+
+    def _logs(self, incarnation: str) -> RankLogs | None:
+        """Takes what the ranks of this start print.
+
+        Raises:
+            UsageError: at the first start, if the folder cannot be written; later the group goes on without.
+        """
+        if not self.log_folder:
+            return None
+        try:
+            return RankLogs(Path(self.log_folder), self.settings.group, self.settings.ranks_here, incarnation)
+        except OSError as error:
+            told = f"cannot write the ranks' logs in {self.log_folder}: {error.strerror or error}"
+            if not self.starts:
+                raise UsageError(told) from error
+            self._say(f"{told}; this start's output is not kept")
+            return None

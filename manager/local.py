@@ -237,10 +237,15 @@ class Registered(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Epochs below this number are over: abort their reduces. Nothing else follows from it."""
+    """Epochs below this number are over: abort their reduces. Nothing else follows from it.
+
+    Attributes:
+        recovery: the epoch that a recovery prepares; empty if the job ends.
+    """
 
     below: int
     reason: str
+    recovery: str = ""
 
 
 class Build(Message, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from lightkeeper.manager import local
 from lightkeeper.manager.answers import RankView
+from lightkeeper.manager.evidence.handler import PREFIX
 from lightkeeper.manager.folding import Folder, Said
 from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
 from lightkeeper.manager.progress import read_progress
@@ -80,8 +81,8 @@ class LocalRanks:
             self._server.close()
 
     def remove_files(self) -> None:
-        """The socket, the ranks' progress pages and their folder, which was made for them."""
-        for path in (self.path, *self.path.parent.glob("progress-*")):
+        """The socket, the ranks' progress pages, what they hold ready as evidence, and their folder."""
+        for path in (self.path, *self.path.parent.glob("progress-*"), *self.path.parent.glob(f"{PREFIX}*")):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()

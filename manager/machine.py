@@ -128,7 +128,8 @@ class GroupMachine(Overdues):
         promise = m.Promise(epoch, self.known, tuple(self.prepared), self.last, self.share, self.total, self.healed)
         if self.following:
             self.prepared, self.built, self.deferred = [], set(), None  # what was to take this group in is void
-        abort = local.Abort(below=epoch.number, reason=f"epoch {epoch.number} is being prepared")
+        reason = f"epoch {epoch.number} is being prepared"
+        abort = local.Abort(below=epoch.number, reason=reason, recovery=str(epoch))
         return [ToRanks(abort), DropKeys(epoch.number), Tell(promise)]
 
     def _prepare_late(self, now: float) -> list[Action]:

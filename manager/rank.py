@@ -19,6 +19,7 @@ from lightkeeper.manager.before import BeforeExtras
 from lightkeeper.manager.client import ManagerClient
 from lightkeeper.manager.entries import EntryHolder, entry_of
 from lightkeeper.manager.epochs import Epochs
+from lightkeeper.manager.evidence.handler import RankEvidence, set_buffer_size
 from lightkeeper.manager.extras import ExtrasLayout
 from lightkeeper.manager.faults import VARIABLE, Injector, parse_faults
 from lightkeeper.manager.fingerprint import Modules, Optimizers, named_optimizers
@@ -26,6 +27,7 @@ from lightkeeper.manager.groups import EpochGroup, GroupFailed, Over
 from lightkeeper.manager.joining import Joiner
 from lightkeeper.manager.pace import Pace
 from lightkeeper.manager.progress import OTHERS, ProgressPage
+from lightkeeper.manager.pushes import PushesTo
 from lightkeeper.manager.randomness import seed_microbatch
 from lightkeeper.manager.record import StepRecord
 from lightkeeper.manager.reducer import Outcome, Reducer
@@ -71,6 +73,7 @@ class Rank:
         settings: Settings | None = None,
     ) -> None:
         tell_in_one_line()
+        set_buffer_size(os.environ)
         self.rank, self.settings = rank_and_settings(read_settings() if settings is None else settings)
         if not self.settings.token:
             raise UsageError(
@@ -112,7 +115,9 @@ class Rank:
         self._plan: local.Plan | None = None
         self._watchers: list[Watcher] = []
         self._suspects: tuple[str, ...] | None = None  # None: nobody is suspected; empty: somebody
-        self._client.listen(_Pushes(self._epochs, self._entries, self._joiner, self._aborted))
+        kept = self._manager.socket.parent if self.settings.run_folder else None
+        self._evidence = RankEvidence(kept, self.rank, self._epochs.members)
+        self._client.listen(PushesTo(self._epochs, self._entries, self._joiner, self._aborted, self._evidence))
         self._signals = LeaveSignal(lambda: self._client.wish_to_leave(f"SIGTERM to rank {self.rank}"))
         report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
         self._alike: dict[str, str] = {}
@@ -447,15 +452,6 @@ def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:
     if not named:
         raise UsageError("the model has no parameter that is trained")
     return named
-
-
-class _Pushes:
-    """What the manager pushes: to the process groups, and to what is held for joiners."""
-
-    def __init__(self, epochs: Epochs, entries: EntryHolder, joiner: Joiner, abort: Callable[[int, str], None]) -> None:
-        self.abort, self.build = abort, epochs.build
-        self.instead = joiner.instead
-        self.touch, self.release = entries.touch, entries.release
 
 
 def _check_optimizers(optimizers: Optimizers, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:

@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightkeeper.errors import ToldError
+from lightkeeper.manager.evidence.handler import set_buffer_size
 from lightkeeper.manager.processes import die_with_parent, has_ended
+from lightkeeper.manager.ranklogs import RankLogs
 from lightkeeper.manager.sessions import kill_sessions
 from lightkeeper.manager.warm import WaitingProcess
 from lightkeeper.words import say
@@ -78,6 +80,7 @@ class RankProcesses:
         node_rank: which of the group's nodes this is.
         nodes: how many there are.
         restart: how often this group was started before by the same launcher.
+        logs: takes what they print; None lets them print where this process does.
     """
 
     def __init__(
@@ -92,8 +95,10 @@ class RankProcesses:
         node_rank: int = 0,
         nodes: int = 1,
         restart: int = 0,
+        logs: RankLogs | None = None,
     ) -> None:
         self.command, self.ranks, self.world_size, self.rendezvous = command, ranks, world_size, rendezvous
+        self.logs = logs
         self._alike = {
             **environment,
             "LOCAL_WORLD_SIZE": str(len(ranks)),
@@ -112,6 +117,7 @@ class RankProcesses:
         if len(ranks) > 1 and "OMP_NUM_THREADS" not in environment:
             self._alike["OMP_NUM_THREADS"] = "1"
             say(f"{len(ranks)} ranks on this node and OMP_NUM_THREADS is not set: each takes 1 thread")
+        set_buffer_size(self._alike)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._watched: dict[int, int] = {}  # rank to pidfd
         self._left_behind: subprocess.Popen[bytes] | None = None
@@ -135,16 +141,22 @@ class RankProcesses:
         listener = self.rendezvous.listener
         for index, rank in enumerate(self.ranks):
             store = listener.fileno() if listener is not None and rank == 0 else None
+            output = None if self.logs is None else self.logs.outputs(rank)
             if index < len(waiting):
-                self.processes[rank] = waiting[index].become(self.environment_of(rank), store)
+                self.processes[rank] = waiting[index].become(self.environment_of(rank), store, output)
                 continue
+            stdout, stderr = output or (None, None)
             self.processes[rank] = subprocess.Popen(
                 [sys.executable, "-u", "-m", BOOTSTRAP, "-" if store is None else str(store), *self.command],
                 env=self.environment_of(rank),
+                stdout=stdout,
+                stderr=stderr,
                 pass_fds=() if store is None else (store,),
                 preexec_fn=_as_rank,
                 start_new_session=True,
             )
+        if self.logs is not None:
+            self.logs.start()
         if listener is not None:
             listener.close()  # rank 0 holds it now: with rank 0's end nobody listens there any more
             self.rendezvous.listener = None
@@ -207,6 +219,8 @@ class RankProcesses:
                 process.wait(timeout=KILLED_S)
             except subprocess.TimeoutExpired:
                 say(f"rank {rank} (pid {process.pid}) was killed and does not end: it hangs in the kernel")
+        if self.logs is not None:
+            await self.logs.end()
 
     async def _end_left_behind(self) -> None:
         """Before any pid is given away."""
@@ -229,6 +243,7 @@ class StartedElsewhere:
 
     def __init__(self, pids: dict[int, int], kill: Callable[[], None]) -> None:
         self.pids, self._kill = pids, kill
+        self.logs: RankLogs | None = None
 
     def watch(self, ended: Callable[[int, int], None]) -> None:
         """Whoever they register with sees them end."""

@@ -21,9 +21,10 @@ from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.messages import ToManager
 from lightkeeper.lighthouse.names import Membership
 from lightkeeper.manager import exits, local
-from lightkeeper.manager.actions import Action, AskMembers, DropKeys, End, Kill, Note, Tell, ToRanks
+from lightkeeper.manager.actions import Action, AskMembers, Collect, DropKeys, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.addresses import Addresses, own_host
 from lightkeeper.manager.ends import NO_MANAGER
+from lightkeeper.manager.evidence.collector import Collector
 from lightkeeper.manager.folders import remove_left_over
 from lightkeeper.manager.folding import Said, by_node
 from lightkeeper.manager.groupstate import group_state, words_of
@@ -66,6 +67,10 @@ class ManagerService:
         self.link: LighthouseLink
         self.local = LocalRanks(socket_path, settings.token, settings.ranks_here, self)
         self.streams = NodeStreams(settings, self)
+        self.collector = Collector(
+            settings, socket_path.parent, self.local.pids, self.local.views, lambda: self.machine.exits, self._write,
+            self.say,
+        )  # fmt: skip
         self._ending = False
         self._seldom = Seldom()
         self._asked_again = asyncio.Event()
@@ -144,7 +149,7 @@ class ManagerService:
         code = await self.ended
         in_touch = self.machine.in_touch
         others_s = self.lease_s + (END_S if code == 0 else 0.0)  # in a group that ends well, ranks may take their time
-        taken, _ = await asyncio.gather(self.link.flush(FLUSH_S), self.streams.close(others_s))
+        taken, _, _ = await asyncio.gather(self.link.flush(FLUSH_S), self.streams.close(others_s), self.collector.end())
         if not (in_touch and taken) and self.machine.owes_word:
             tasks[0].cancel()
             await self._stay_to_tell()
@@ -181,8 +186,12 @@ class ManagerService:
                 self.link.put(action.message)
             elif isinstance(action, ToRanks):
                 told.append((action.rank, action.message))
+                if isinstance(action.message, local.Abort) and action.message.recovery:
+                    self._keep_dumps(action.message.recovery)
+            elif isinstance(action, Collect):
+                self.collector.collect(action)
             elif isinstance(action, Kill):
-                self.local.kill()  # and the agents theirs, since the group ends
+                self.collector.then(self.local.kill)  # and the agents theirs, since the group ends
             elif isinstance(action, End):
                 self._tell_ranks(told)
                 self._end(action)
@@ -209,6 +218,15 @@ class ManagerService:
     async def _ask_members(self, membership: Membership) -> None:
         words = await words_of(membership, self.settings.group, metadata(self.settings.token, self.settings.job))
         self.act(self.machine.members_say(membership, words, time.monotonic()))
+
+    def _keep_dumps(self, epoch: str) -> None:
+        """Of the groups that are left after a recovery the first has the dumps of all compared."""
+
+        def compares() -> bool:
+            known = self.machine.known
+            return known is not None and known.slot_of(self.settings.group, self.incarnation) == 0
+
+        self.collector.keep_dumps(epoch, compares)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

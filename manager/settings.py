@@ -28,7 +28,7 @@ SLOWS = ("report", "evict")
 NODES_MAX = 10_000
 OTHER_VARIABLES = frozenset(
     [
-        *("MEMBERS", "TOKEN_FILE", "RESTARTS", "WARM"),  # options that are no fields
+        *("MEMBERS", "TOKEN_FILE", "RESTARTS", "WARM", "LOG_FOLDER"),  # options that are no fields
         "ENABLE",  # an integration's
         *("SOCKET", "PARENT", "LAUNCHER"),  # from one of our processes to another
         *("FAULT", "REDUCTION"),  # for tests of a job

@@ -87,12 +87,15 @@ class WaitingProcess:
             pass
         return False
 
-    def become(self, environment: Mapping[str, str], store: int | None) -> subprocess.Popen[bytes]:
+    def become(
+        self, environment: Mapping[str, str], store: int | None, output: tuple[int, int] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Makes it the rank with these variables.
 
         Args:
             environment: all its variables.
             store: descriptor for `bootstrap.serve_store`.
+            output: descriptors for its standard output and error from now on.
 
         Returns:
             Its process. Should it have died just now, that is how the rank has ended.
@@ -103,7 +106,9 @@ class WaitingProcess:
                 file.write(json.dumps(dict(environment)).encode())
             os.lseek(told, 0, os.SEEK_SET)
             with contextlib.suppress(OSError):
-                socket.send_fds(self._control, [bytes((BECOME,))], [told] if store is None else [told, store])
+                message = bytes((BECOME, store is not None, output is not None))
+                descriptors = [told, *(() if store is None else (store,)), *(output or ())]
+                socket.send_fds(self._control, [message], descriptors)
         finally:
             os.close(told)
             self._control.close()

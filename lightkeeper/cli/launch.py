@@ -36,6 +36,13 @@ def command(
             help="Keep a process per rank waiting that has imported torch, for a restart. --restarts 0 needs none.",
         ),
     ] = LaunchOptions.warm,
+    log_folder: Annotated[
+        str,
+        typer.Option(
+            envvar="LIGHTKEEPER_LOG_FOLDER",
+            help="Keep what the ranks print in this folder. Default: logs in the run's folder, if there is one.",
+        ),
+    ] = LaunchOptions.log_folder,
     torchtitan: Annotated[
         bool,
         typer.Option(
@@ -61,4 +68,4 @@ def command(
     check_count(restarts, "--restarts", lowest=0)
     from lightkeeper.manager.launch import run
 
-    return run(LaunchOptions(settings, tuple(script), restarts, warm and restarts > 0))
+    return run(LaunchOptions(settings, tuple(script), restarts, warm and restarts > 0, log_folder))

@@ -28,12 +28,14 @@ class LaunchOptions:
         command: the script and its arguments, or `-m`, a module and its arguments.
         restarts: how often the group is started again after it was lost, without ten good minutes in between.
         warm: whether processes that have imported torch wait for that.
+        log_folder: where what the ranks print is kept; empty: ``logs`` in the run's folder, if there is one.
     """
 
     settings: Settings
     command: tuple[str, ...]
     restarts: int = 3
     warm: bool = True
+    log_folder: str = ""
 
 
 def check_address(text: str, option: str) -> str:

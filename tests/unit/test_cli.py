@@ -20,7 +20,7 @@ from lightkeeper.events import EventLog
 from lightkeeper.events.schema import Committed, GroupLost
 from lightkeeper.manager.settings import Settings
 
-OF_LAUNCH = {"script", "token_file", "restarts", "warm", "torchtitan"}  # options of it that are no settings
+OF_LAUNCH = {"script", "token_file", "restarts", "warm", "torchtitan", "log_folder"}  # options of it, no settings
 COMMANDS = ["lighthouse", "launch", "manager", "demo", "bench", "events", "why", "diagnose", "status", "fence"]
 
 
@@ -139,8 +139,10 @@ def test_launch_takes_what_is_not_the_managers(
     assert run([*words, "--restarts", "5", "--", "train.py"]) == 7
     monkeypatch.setenv("LIGHTKEEPER_RESTARTS", "0")
     assert run([*words, "--", "train.py"]) == 7
-    assert run([*words, "--restarts", "2", "--no-warm", "--", "train.py"]) == 7
-    got = [(options.restarts, options.warm) for options in handed if isinstance(options, LaunchOptions)]
+    assert run([*words, "--restarts", "2", "--no-warm", "--log-folder", "here", "--", "train.py"]) == 7
+    got = [
+        (options.restarts, options.warm, options.log_folder) for options in handed if isinstance(options, LaunchOptions)
+    ]
     assert got == [(5, True), (0, False), (2, False)]
     assert run([*words, "--restarts", "-1", "--", "train.py"]) == 2
     assert "--restarts must be within 0.." in capsys.readouterr().err

@@ -1,0 +1,379 @@
+"""What is kept of an incident: the budget, what is missing and why, the node's own words, the recorders compared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightkeeper.manager.actions import Collect
+from lightkeeper.manager.evidence import compare, folder, gpu, kernel, stacks
+from lightkeeper.manager.evidence.collector import Collector, in_thread
+from lightkeeper.manager.evidence.recorder import NoDump, as_file, dump_of
+from lightkeeper.manager.settings import Settings
+
+HOLDS = """
+import ctypes, faulthandler, os, sys
+from pathlib import Path
+from lightkeeper.manager.evidence import handler
+number = handler.free_signal()
+file = os.open(handler.stacks_path(Path(sys.argv[1]), 0), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+if sys.argv[2] != "deaf":
+    faulthandler.register(number, file=file, all_threads=True, chain=False)
+def holds_it_for_ever():
+    print("holds", flush=True)
+    while True:
+        ctypes.PyDLL(None).sleep(600)  # a signal ends one call
+holds_it_for_ever()
+"""
+
+
+def made(tmp_path: Path, **more: Any) -> folder.Incident:
+    incident = folder.Incident(tmp_path, "incident", "rank 1 was killed", **more)
+    incident.make()
+    return incident
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def test_the_name_sorts_by_time_and_says_whose_it_is() -> None:
+    assert folder.folder_name(0.0, "g1", 7, "left out") == "19700101T000000Z-g1-step7-left-out"
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    incident = made(tmp_path, bytes_max=100)
+    assert incident.put("ranks", b"x" * 60)
+    assert not incident.put("stacks-rank0", b"y" * 41) and incident.put("log-rank0", b"z" * 40)
+    event = incident.event(0.25)
+    assert event.folder == "incidents/incident" and event.taken == {"ranks": 60, "log-rank0": 40}
+    assert event.missing == {"stacks-rank0": "41 bytes do not fit into the 40 that are left"}
+    assert sorted(path.name for path in incident.path.iterdir()) == ["log-rank0.txt", "ranks.txt"]
+
+
+def test_the_run_has_a_budget_too(tmp_path: Path) -> None:
+    made(tmp_path).put("ranks", b"x" * 60)
+    second = made(tmp_path, run_bytes_max=100)
+    assert second.name == "incident-2"  # two in the same second
+    assert second.put("a", b"y" * 40) and not second.put("b", b"z")
+    third = made(tmp_path, run_bytes_max=100)
+    assert "fill their 100 bytes" in third.missing["folder"] and not third.put("c", b"z")
+
+
+def test_a_joint_folder_is_written_by_several(tmp_path: Path) -> None:
+    for group in ("g0", "g1"):
+        incident = folder.Incident(tmp_path, "recovery-e7", "", bytes_max=5)
+        assert incident.make(joint=True)
+        incident.put(f"recorder-{group}-rank0", b"abc", ".json")
+    assert [path.name for path in (tmp_path / "incidents" / "recovery-e7").iterdir()] == ["recorder-g0-rank0.json"]
+    assert "do not fit" in incident.missing["recorder-g1-rank0"]
+
+
+def test_without_a_folder_everything_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "incidents").write_text("in its place")
+    incident = folder.Incident(tmp_path, "incident", "why")
+    assert not incident.make() and not incident.put("ranks", b"x")
+    event = incident.event(0.0)
+    assert event.folder == "" and "exists" in event.missing["folder"] and event.missing["ranks"]
+
+
+def test_the_number_of_incidents_is_bounded(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(folder, "INCIDENTS_MAX", 2)
+    made(tmp_path), made(tmp_path)
+    assert "holds 2 incidents already" in made(tmp_path).missing["folder"]
+
+
+# ---------------------------------------------------------------- the node
+
+
+def kmsg(tmp_path: Path, *records: str) -> str:
+    """A queue of records, one a read, as /dev/kmsg is."""
+    path = tmp_path / "kmsg"
+    path.write_text("".join(records))
+    return str(path)
+
+
+def test_the_kernel_is_asked_since_the_start(tmp_path: Path, monkeypatch) -> None:
+    records = [
+        b"6,1,1000000,-;Out of memory: Killed process 11 (python)",
+        b"4,2,3000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus.\n SUBSYSTEM=pci\n",
+        b"6,3,4000000,-;eth0: link up",
+        b"broken",
+        b"3,4,5000000,-;Out of memory: Killed process 4711 (python) total-vm:1kB",
+    ]
+    reads = iter(records)
+
+    def read(descriptor: int, size: int) -> bytes:
+        one = next(reads, None)
+        if one is None:
+            raise BlockingIOError
+        if one == b"broken":
+            raise BrokenPipeError  # it was overwritten meanwhile
+        return one
+
+    monkeypatch.setattr(kernel.os, "read", read)
+    lines, why = kernel.kernel_lines(2.0, kmsg(tmp_path))
+    assert not why and lines == [
+        "[3.000000] NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus.",
+        "[5.000000] Out of memory: Killed process 4711 (python) total-vm:1kB",
+    ]
+
+
+def test_a_kernel_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    assert kernel.kernel_lines(0.0, str(tmp_path / "none")) == ([], f"{tmp_path}/none: No such file or directory")
+
+
+class Failing(Exception):
+    pass
+
+
+def fake_nvml(**more: Any) -> SimpleNamespace:
+    calls = {
+        "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: f"gpu{index}", "nvmlDeviceGetName": lambda gpu: "H200",
+        "nvmlDeviceGetUUID": lambda gpu: "GPU-1", "nvmlDeviceGetTemperature": lambda gpu, kind: 61,
+        "nvmlDeviceGetPowerUsage": lambda gpu: 350_500,
+        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=99),
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(used=5, total=10),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 4,
+        "nvmlDeviceGetRemappedRows": lambda gpu: (0, 0, 0, 0),
+        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=4711)],
+        "NVML_TEMPERATURE_GPU": 0, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1, "NVML_VOLATILE_ECC": 0,
+        "NVMLError": Failing,
+    }  # fmt: skip
+
+    def no_ecc(*_: Any) -> None:
+        raise Failing("Not Supported")
+
+    return SimpleNamespace(**{**calls, "nvmlDeviceGetTotalEccErrors": no_ecc, **more})
+
+
+def test_gpu_counters_and_what_a_gpu_does_not_have() -> None:
+    ((found,), why) = gpu.gpu_counters(fake_nvml())
+    assert not why and found["power_w"] == 350.5 and found["pids"] == [4711] and found["ecc_uncorrected"]
+    assert found["ecc_uncorrected"] == "Not Supported" and found["throttle_reasons"] == "0x4"
+
+    def no_driver() -> None:
+        raise Failing("Driver Not Loaded")
+
+    assert gpu.gpu_counters(fake_nvml(nvmlInit=no_driver)) == ([], "NVML: Driver Not Loaded")
+
+
+# ---------------------------------------------------------------- stacks
+
+
+def started(tmp_path: Path, how: str) -> subprocess.Popen[str]:
+    child = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path), how], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "holds\n"
+    return child
+
+
+@pytest.fixture
+def no_spy(monkeypatch) -> None:
+    monkeypatch.setattr(stacks.shutil, "which", lambda program: None)
+
+
+@pytest.mark.parametrize("how", ["hears", "deaf", "stopped"])
+def test_stacks_of_a_process_that_holds_the_interpreter_lock(tmp_path: Path, how: str, no_spy: None) -> None:
+    child = started(tmp_path, how)
+    try:
+        if how == "stopped":
+            child.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        asked = stacks.ask(child.pid, 0, tmp_path)
+        assert asked is (how == "hears")
+        found = asyncio.run(stacks.stacks_of(child.pid, 0, tmp_path, asked, time.monotonic() + 5))
+        assert found is not None and child.poll() is None, "asking must not end it"
+        if how == "hears":
+            assert found.by == "handler" and not found.missing and b"in holds_it_for_ever" in found.text
+        else:
+            assert found.by == "kernel" and b"task/" in found.text and b"wchan" in found.text
+            assert ("stopped" if how == "stopped" else "no handler yet") in found.missing
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_process_that_has_ended_has_no_stacks(tmp_path: Path, no_spy: None) -> None:
+    child = started(tmp_path, "hears")
+    child.kill()
+    child.wait()
+    assert not stacks.ask(child.pid, 0, tmp_path)
+    assert asyncio.run(stacks.stacks_of(child.pid, 0, tmp_path, False, time.monotonic() + 1)) is None
+
+
+def test_py_spy_goes_first_and_what_it_does_not_do_is_said(tmp_path: Path, monkeypatch) -> None:
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\necho 'Thread 1 (idle): \"MainThread\"'\n")
+    spy.chmod(0o755)
+    monkeypatch.setattr(stacks.shutil, "which", lambda program: str(spy))
+    found = asyncio.run(stacks.stacks_of(os.getpid(), 0, tmp_path, False, time.monotonic() + 5))
+    assert found == stacks.Stacks("py-spy", b'Thread 1 (idle): "MainThread"\n')
+    spy.write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2\nexit 1\n")
+    found = asyncio.run(stacks.stacks_of(os.getpid(), 0, tmp_path, False, time.monotonic() + 5))
+    assert found is not None and found.by == "kernel" and "py-spy: Error: Permission Denied" in found.missing
+
+
+# ---------------------------------------------------------------- the flight recorder
+
+
+def entry(name: str, number: int, retired: bool = True, op: str = "all_reduce", desc: str = "") -> dict[str, Any]:
+    return {
+        "record_id": number, "pg_id": 0, "process_group": [name, desc], "collective_seq_id": number, "p2p_seq_id": 0,
+        "op_id": number, "profiling_name": f"gloo:{op}", "time_created_ns": number, "input_sizes": [[10]],
+        "output_sizes": [[10]], "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": "scheduled",
+        "retired": retired, "is_p2p": False, "timeout_ms": 1000,
+    }  # fmt: skip
+
+
+def dump(group: str, rank: int, own: list[Any], epoch: list[Any] = (), groups=("g0", "g1")) -> dict[str, Any]:  # type: ignore[assignment]
+    entries = [*own, *epoch]
+    epochs = {f"e7r{rank}": list(groups)} if epoch else {}
+    return {
+        "group": group, "rank": rank, "own": {"0": [0, 1]} if own else {}, "epochs": epochs,
+        "dump": {"version": "2.10", "entries": entries, "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}}},
+    }  # fmt: skip
+
+
+def own(number: int, retired: bool = True, op: str = "all_reduce") -> dict[str, Any]:
+    return entry("0", number, retired, op, "default_pg")
+
+
+@pytest.fixture(scope="module")
+def compared():
+    """Torch's analysis in a process of its own, as the manager has it done."""
+
+    def of(folder_: Path, *dumps: dict[str, Any]) -> tuple[str, str]:
+        paths = []
+        for number, one in enumerate(dumps):
+            paths.append(folder_ / f"dump{number}.json")
+            paths[-1].write_text(json.dumps(one))
+        words = [sys.executable, "-m", "lightkeeper.manager.evidence.compare", *map(str, paths)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+        found = json.loads(done.stdout)
+        return found["line"], found["text"]
+
+    return of
+
+
+def test_who_never_arrived_in_a_collective_of_the_group(tmp_path: Path, compared) -> None:
+    line, text = compared(tmp_path, dump("g0", 0, [own(1), own(2, False)]), dump("g0", 1, [own(1)]))
+    assert line == "all_reduce #2 of default_pg: rank 1 never arrived; rank 0 waits"
+    assert "Not all ranks joining collective" in text, "it is torch's own analysis that says so"
+
+
+def test_who_called_another_collective(tmp_path: Path, compared) -> None:
+    line, _ = compared(tmp_path, dump("g0", 0, [own(1, False)]), dump("g0", 1, [own(1, False, "all_gather")]))
+    assert "all_reduce #1 of default_pg" in line and "rank 1 called all_gather" in line
+    assert "COLLECTIVE_TYPE_MISMATCH" in line
+
+
+def test_a_rank_without_a_dump_is_named(tmp_path: Path, compared) -> None:
+    many = [own(number) for number in range(1, 40)]
+    line, text = compared(tmp_path, dump("g0", 0, [*many, own(40, False)]))
+    assert line == "all_reduce #40 of default_pg: rank 0 waits, and there is no dump of rank 1"
+    assert len(text.splitlines()) < 10
+
+
+def test_nobody_stands(tmp_path: Path, compared) -> None:
+    assert compared(tmp_path, dump("g0", 0, [own(1)]), dump("g0", 1, [own(1)]))[0] == ""
+
+
+def test_across_groups_a_rank_is_named_with_its_group(tmp_path: Path, compared) -> None:
+    """Each group numbers its ranks from 0 and calls its own process group 0; an epoch's group goes across."""
+    epoch = [entry("e7r0", 1, desc="epoch")]
+    waits = dump("g0", 0, [own(1)], [*epoch, entry("e7r0", 2, False, desc="epoch")])
+    line, _ = compared(tmp_path, waits, dump("g1", 0, [own(1), own(2)], epoch))
+    assert line == "all_reduce #2 of e7r0: rank 0 of g1 never arrived; rank 0 of g0 waits"
+
+
+def test_what_is_no_dump_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NoDump, match="no dump"):
+        as_file("g0", 0, tmp_path, b"nonsense")
+    with pytest.raises(NoDump, match="nothing is recorded"):
+        as_file("g0", 0, tmp_path, b'{"entries": []}')
+    with pytest.raises(NoDump, match="cannot be asked"):
+        asyncio.run(dump_of("g0", 0, tmp_path, time.monotonic() + 1))
+
+
+def test_no_analysis_without_torch(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if not k.startswith("torch")})
+    monkeypatch.setattr(compare.importlib.machinery.PathFinder, "find_spec", lambda name, path: None)
+    with pytest.raises(ImportError, match="no torch"):
+        compare.load_analysis()
+
+
+# ---------------------------------------------------------------- in nobody's way
+
+
+def collector(tmp_path: Path, said: list[str], notes: list[Any], run_folder: str, **more: Any) -> Collector:
+    settings = Settings(token="t", run_folder=run_folder, ranks=2, outage_budget_s=6)
+    given = {"pids": {}, "views": dict, "exits": lambda: {0: -9, 1: 0}, **more}
+    return Collector(settings, tmp_path, note=notes.append, say=said.append, **given)
+
+
+def test_without_a_run_folder_one_line_says_so_once(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def run() -> None:
+        made = collector(tmp_path, said, [], "")
+        done = []
+        for _ in range(2):
+            made.collect(Collect("killed", "rank 0 was killed", 3))
+            made.then(lambda: done.append(1))
+        assert done == [1, 1]
+        await made.end()
+
+    asyncio.run(run())
+    assert len(said) == 1 and "--run-folder" in said[0]
+
+
+def test_a_rank_that_stopped_does_not_put_the_kill_off_beyond_the_bound(tmp_path: Path, monkeypatch) -> None:
+    said: list[str] = []
+    notes: list[Any] = []
+
+    async def run() -> None:
+        child = subprocess.Popen(["sleep", "600"])
+        monkeypatch.setattr(stacks, "_by_spy", for_ever_until)
+        made = collector(tmp_path, said, notes, str(tmp_path), pids={1: child.pid}, exits=lambda: {0: -9})
+        killed = asyncio.Event()
+        made.collect(Collect("killed", "rank 0 was killed by SIGKILL", 3))
+        made.then(lambda: (child.kill(), killed.set()))
+        assert not killed.is_set()
+        await asyncio.wait_for(killed.wait(), 5)
+        await made.end()
+        child.wait()
+
+    async def for_ever_until(pid: int, until_s: float) -> str:
+        await asyncio.sleep(max(0.0, until_s - time.monotonic()))
+        return "py-spy took too long"
+
+    asyncio.run(run())
+    (event,) = notes
+    assert event.folder.endswith("-g0-step3-killed") and event.reason == "rank 0 was killed by SIGKILL"
+    assert (
+        event.missing["stacks-rank0"] == "it was killed by SIGKILL" and "took too long" in event.missing["stacks-rank1"]
+    )
+    assert {"ranks", "kernel-view-rank1"} <= event.taken.keys()
+    assert "rank 0 (pid none) was killed by SIGKILL" in (tmp_path / event.folder / "ranks.txt").read_text()
+
+
+def test_a_storage_that_hangs_is_not_waited_for() -> None:
+    async def run() -> None:
+        began = time.monotonic()
+        assert await in_thread(lambda: time.sleep(600), time.monotonic() + 0.05) is None
+        assert await in_thread(lambda: 7, time.monotonic() + 5) == 7
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(lambda: 1 // 0, time.monotonic() + 5)
+        assert time.monotonic() - began < 5
+
+    asyncio.run(run())
