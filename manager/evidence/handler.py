@@ -11,6 +11,7 @@ import ctypes
 import faulthandler
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,14 +22,23 @@ from lightkeeper.words import say
 PREFIX = "evidence-"
 BUFFER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 BUFFER_ENTRIES = 256  # a dump of torch's own 2000 costs a survivor 50 to 150 ms, of these 3 to 13
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # the second where torch is built with NCCL
 SIGNALS = range(signal.SIGRTMIN + 7, signal.SIGRTMIN + 15)  # nobody's by default; the first that is free is taken
 
 Members = Mapping[str, tuple[str, ...]]
 
 
-def stacks_path(folder: Path, rank: int) -> Path:
-    """Where the handler writes."""
-    return folder / f"{PREFIX}stacks-{rank}"
+def stacks_path(folder: Path, rank: int, number: int) -> Path:
+    """Where the handler of this signal writes."""
+    return folder / f"{PREFIX}stacks-{rank}-{number}"
+
+
+def handler_of(folder: Path, rank: int) -> tuple[int, Path] | None:
+    """The signal that a rank's handler hears, and where it writes; None if there is no handler."""
+    for path in folder.glob(f"{PREFIX}stacks-{rank}-*"):
+        number = int(path.name.rpartition("-")[2])
+        return number, path
+    return None
 
 
 def server_path(folder: Path, rank: int) -> Path:
@@ -64,19 +74,22 @@ class RankEvidence:
     def __init__(self, folder: Path | None, rank: int, members: Callable[[], Members]) -> None:
         self._folder, self._rank, self._members = folder, rank, members
         self._written: dict[str, Any] = {}
-        self.number = 0
         if folder is not None:
             self._hear_signal(folder)
             self._serve(folder)
             self.note_groups()
 
     def _hear_signal(self, folder: Path) -> None:
-        self.number = free_signal()
-        if not self.number:
+        number = next((number for number in SIGNALS if not handles(os.getpid(), number)), 0)
+        if not number:
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        file = os.open(stacks_path(folder, self._rank), flags, 0o600)  # open for as long as the handler is there
-        faulthandler.register(self.number, file=file, all_threads=True, chain=False)
+        path, flags = stacks_path(folder, self._rank, number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            file = os.open(path, flags, 0o600)  # open for as long as the handler is there: for ever
+        except OSError as error:
+            say(f"lightkeeper: rank {self._rank} cannot be asked for its stacks: {path}: {error.strerror or error}")
+            return
+        faulthandler.register(number, file=file, all_threads=True, chain=False)
 
     def _serve(self, folder: Path) -> None:
         from torch._C._distributed_c10d import _WorkerServer
@@ -100,9 +113,13 @@ class RankEvidence:
         """The flight recorder's dump; empty where none is kept. Takes milliseconds."""
         if self._folder is None:
             return b""
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]  # not in the stubs
+        from torch._C import _distributed_c10d as c10d
 
-        return bytes(_dump_fr_trace_json(True, False))
+        dump = b""
+        for name in RECORDERS:
+            if (taken := getattr(c10d, name, None)) is not None and not has_entries(dump):
+                dump = bytes(taken(True, False))
+        return dump
 
     def keep(self, dump: bytes) -> None:
         """Writes a dump where the manager looks for it."""
@@ -111,9 +128,19 @@ class RankEvidence:
             _replace(kept_path(self._folder, self._rank), dump)
 
 
-def free_signal() -> int:
-    """A signal that nobody uses in this process; 0 if there is none."""
-    return next((number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL), 0)
+def has_entries(dump: bytes) -> bool:
+    """Whether anything is recorded in a dump."""
+    return b'"entries":[{' in dump
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process handles or ignores a signal; one that does neither would be ended by it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    found = re.findall(r"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in found)
 
 
 def own_groups() -> dict[str, list[int]]:
@@ -123,7 +150,8 @@ def own_groups() -> dict[str, list[int]]:
     if not dist.is_available() or not dist.is_initialized():
         return {}
     world = dist.distributed_c10d._world
-    return {name: sorted(world.pg_group_ranks.get(group, {})) for group, name in world.pg_names.items()}
+    groups = list(world.pg_names.items())  # the script may be making one just now
+    return {name: sorted(world.pg_group_ranks.get(group, {})) for group, name in groups}
 
 
 def _replace(path: Path, data: bytes) -> None:

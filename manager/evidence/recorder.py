@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightkeeper.manager.evidence.handler import groups_path, server_path
+from lightkeeper.manager.evidence.handler import groups_path, has_entries, server_path
 
 COMPARE = "lightkeeper.manager.evidence.compare"
 ANSWER_BYTES_MAX = 64 << 20
-REQUEST = b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")  # the second where torch is built with NCCL
+REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class NoDump(Exception):
@@ -29,14 +30,12 @@ async def dump_of(group: str, rank: int, folder: Path, until_s: float) -> bytes:
     Raises:
         NoDump: it did not come.
     """
+    answer = b""
     try:
         async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
-            reader, writer = await asyncio.open_unix_connection(server_path(folder, rank), limit=ANSWER_BYTES_MAX)
-            try:
-                writer.write(REQUEST)
-                answer = await _whole(reader)
-            finally:
-                writer.close()
+            for handler in HANDLERS:
+                if not has_entries(answer):
+                    answer = await _asked(server_path(folder, rank), handler) or answer
     except TimeoutError:
         raise NoDump("it did not answer in time") from None
     except (OSError, asyncio.IncompleteReadError) as error:
@@ -44,11 +43,15 @@ async def dump_of(group: str, rank: int, folder: Path, until_s: float) -> bytes:
     return as_file(group, rank, folder, answer)
 
 
-async def _whole(reader: asyncio.StreamReader) -> bytes:
-    head = await reader.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        raise NoDump(f"its worker server says {head[:60].decode(errors='replace').strip()}")
-    return await reader.read(-1)
+async def _asked(path: Path, handler: str) -> bytes:
+    """What one handler of the server answers; empty if there is no such handler."""
+    reader, writer = await asyncio.open_unix_connection(path, limit=ANSWER_BYTES_MAX)
+    try:
+        writer.write(REQUEST.format(handler).encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        return await reader.read(-1) if head.startswith(b"HTTP/1.1 200") else b""
+    finally:
+        writer.close()
 
 
 def as_file(group: str, rank: int, folder: Path, dump: bytes) -> bytes:

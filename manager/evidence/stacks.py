@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightkeeper.manager.evidence.handler import SIGNALS, stacks_path
+from lightkeeper.manager.evidence.handler import handler_of, handles
 from lightkeeper.manager.processes import has_ended, is_stopped
 
 LOOK_S = 0.01
@@ -44,11 +43,12 @@ class Stacks:
 
 def ask(pid: int, rank: int, folder: Path) -> bool:
     """Has the rank's own handler write the stacks now, and returns; whether there is one that can hear it."""
-    number = handled_signal(pid)
-    if not number or is_stopped(pid):
+    found = handler_of(folder, rank)
+    if found is None or is_stopped(pid) or not handles(pid, found[0]):
         return False
+    number, path = found
     with contextlib.suppress(OSError):
-        os.truncate(stacks_path(folder, rank), 0)  # what an earlier incident left
+        os.truncate(path, 0)  # what an earlier incident left
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
         return True
@@ -72,8 +72,8 @@ async def stacks_of(pid: int, rank: int, folder: Path, asked: bool, until_s: flo
     if isinstance(spied, bytes):
         return Stacks(SPY, spied)
     why = spied
-    if asked:
-        answer = await _answer(pid, stacks_path(folder, rank), min(until_s, time.monotonic() + ANSWER_S_MAX))
+    if asked and (handler := handler_of(folder, rank)) is not None:
+        answer = await _answer(pid, handler[1], min(until_s, time.monotonic() + ANSWER_S_MAX))
         if answer:
             return Stacks("handler", answer)
         why = f"its handler did not answer; {why}"
@@ -83,17 +83,6 @@ async def stacks_of(pid: int, rank: int, folder: Path, asked: bool, until_s: flo
         why = f"it has no handler yet; {why}"
     text = kernel_view(pid)
     return Stacks("kernel", text, f"no Python stack: {why}") if text else None
-
-
-def handled_signal(pid: int) -> int:
-    """The signal by which a rank can be asked: whoever does not handle it would be ended by it. 0 if there is none."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    caught = int(found[1], 16) if found else 0
-    return next((number for number in SIGNALS if caught >> (number - 1) & 1), 0)
 
 
 async def _by_spy(pid: int, until_s: float) -> bytes | str:

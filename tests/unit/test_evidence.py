@@ -16,19 +16,18 @@ from typing import Any
 import pytest
 
 from lightkeeper.manager.actions import Collect
-from lightkeeper.manager.evidence import compare, folder, gpu, kernel, stacks
+from lightkeeper.manager.evidence import compare, folder, gpu, handler, kernel, stacks
 from lightkeeper.manager.evidence.collector import Collector, in_thread
 from lightkeeper.manager.evidence.recorder import NoDump, as_file, dump_of
 from lightkeeper.manager.settings import Settings
 
 HOLDS = """
-import ctypes, faulthandler, os, sys
+import ctypes, sys
 from pathlib import Path
+from types import SimpleNamespace
 from lightkeeper.manager.evidence import handler
-number = handler.free_signal()
-file = os.open(handler.stacks_path(Path(sys.argv[1]), 0), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 if sys.argv[2] != "deaf":
-    faulthandler.register(number, file=file, all_threads=True, chain=False)
+    handler.RankEvidence._hear_signal(SimpleNamespace(_rank=0), Path(sys.argv[1]))
 def holds_it_for_ever():
     print("holds", flush=True)
     while True:
@@ -201,6 +200,15 @@ def test_stacks_of_a_process_that_holds_the_interpreter_lock(tmp_path: Path, how
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_signal_that_somebody_uses_is_left_to_them(tmp_path: Path) -> None:
+    script = "import signal, sys\nfrom pathlib import Path\nfrom types import SimpleNamespace\n"
+    script += "from lightkeeper.manager.evidence import handler\nsignal.signal(handler.SIGNALS[0], lambda *_: None)\n"
+    script += "handler.RankEvidence._hear_signal(SimpleNamespace(_rank=3), Path(sys.argv[1]))\n"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    assert handler.handler_of(tmp_path, 3) == (handler.SIGNALS[1], handler.stacks_path(tmp_path, 3, handler.SIGNALS[1]))
+    assert handler.handler_of(tmp_path, 0) is None
 
 
 def test_a_process_that_has_ended_has_no_stacks(tmp_path: Path, no_spy: None) -> None:
