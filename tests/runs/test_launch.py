@@ -113,7 +113,7 @@ def test_what_the_script_started_ends_with_its_launcher(job: Job) -> None:
     launcher = job.start_command("g0", [written(job, text), str(mark)])
     job.until(mark.exists, "the script has forked", 20)
     below = psutil.Process(launcher.pid).children(recursive=True)
-    assert len(below) == 3, below  # the rank, its worker, and what stays behind
+    assert len(below) == 4, below  # the rank, its worker, what stays behind, and what copies its output
     launcher.kill()
     launcher.wait()
     job.until(lambda: not job.left_over(), "nothing is left", 3)
