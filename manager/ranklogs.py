@@ -90,6 +90,15 @@ class RankLogs:
             os.close(self._watched)
             self._watched = -1
 
+    @property
+    def size(self) -> int:
+        """Bytes of all logs; grows with every line until one begins anew."""
+        total = 0
+        for path in self.paths.values():
+            with contextlib.suppress(FileNotFoundError):  # it is just beginning anew
+                total += path.stat().st_size
+        return total
+
     def tail(self, rank: int, bytes_max: int = TAIL_BYTES) -> bytes:
         """The last bytes that a rank has printed.
 

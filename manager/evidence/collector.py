@@ -23,6 +23,7 @@ from lightkeeper.manager.evidence.folder import Incident, folder_name
 from lightkeeper.manager.evidence.gpu import gpu_counters, has_nvml
 from lightkeeper.manager.evidence.handler import kept_path
 from lightkeeper.manager.evidence.kernel import kernel_lines
+from lightkeeper.manager.evidence.logclass import log_class
 from lightkeeper.manager.evidence.recorder import NoDump, as_file, compared, dump_of
 from lightkeeper.manager.exits import describe_exit
 from lightkeeper.manager.processes import has_ended, is_stopped
@@ -38,6 +39,8 @@ KEPT_S_MAX = 1.0  # for ranks to write down what they took before an abort
 TOGETHER_S = 1.5  # for the other groups to do the same
 RECENT_S = 60.0  # an incident that a recovery may be about
 STACKS_BYTES_MAX = 4 << 20
+LOG = "log-rank"
+WORDS_S, WORDS_S_MAX = 0.05, 0.5  # logs that have not grown for so long are whole; for how long that is waited for
 
 
 class Collector:
@@ -146,6 +149,7 @@ class Collector:
             )
         finally:
             self._seen.set()
+        await self._tails(incident, found)
         written = await in_thread(lambda: _write(incident, found), max(until_s, time.monotonic() + self.bound_s))
         if not written:
             incident.missing["folder"] = "the run's folder did not answer in time"
@@ -156,7 +160,7 @@ class Collector:
         self._say(f"kept of it: {event.folder or 'nothing'} ({len(event.taken)} parts, {len(event.missing)} missing)")
 
     def _look_at_ranks(self, incident: Incident, pids: dict[int, int], found: dict[str, tuple[bytes, str]]) -> None:
-        """What needs no waiting: what each rank does or how it ended, and what it printed last."""
+        """What needs no waiting: what each rank does, or how it ended."""
         views, exits, told = self._views(), self._exits(), []
         for rank in self.settings.ranks_here:
             doing = "has no process yet" if rank not in pids else "runs"
@@ -169,11 +173,19 @@ class Collector:
             if not doing.startswith(("runs", "is stopped")):
                 incident.missing[f"stacks-rank{rank}"] = incident.missing[f"recorder-rank{rank}"] = f"it {doing}"
             told.append(f"rank {rank} (pid {pids.get(rank, 'none')}) {doing}; {_in_words(views.get(rank))}\n")
-            self._tail(rank, incident, found)
         found["ranks"] = "".join(told).encode(), ".txt"
 
+    async def _tails(self, incident: Incident, found: dict[str, tuple[bytes, str]]) -> None:
+        """The last words of the ranks, once those of one that has just ended have come."""
+        if self.logs is not None:
+            until_s, size = time.monotonic() + WORDS_S_MAX, -1
+            while size != (size := self.logs.size) and time.monotonic() < until_s:
+                await asyncio.sleep(WORDS_S)
+        for rank in self.settings.ranks_here:
+            self._tail(rank, incident, found)
+
     def _tail(self, rank: int, incident: Incident, found: dict[str, tuple[bytes, str]]) -> None:
-        what = f"log-rank{rank}"
+        what = f"{LOG}{rank}"
         if self.logs is None:
             incident.missing[what] = "its output is not captured here: it goes where its launcher sends it"
             return
@@ -288,6 +300,9 @@ def _recent(folder: Path) -> list[Path]:
 
 def _write(incident: Incident, found: dict[str, tuple[bytes, str]], joint: bool = False) -> bool:
     """The smallest first: a large one that does not fit costs no other."""
+    incident.log_class = log_class(
+        {int(what.removeprefix(LOG)): data for what, (data, _) in found.items() if what.startswith(LOG)}
+    )
     if incident.make(joint):
         for what, (data, suffix) in sorted(found.items(), key=lambda one: len(one[1][0])):
             incident.put(what, data, suffix)

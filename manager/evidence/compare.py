@@ -60,9 +60,7 @@ def compare(dumps: Sequence[dict[str, Any]], analysis: Any) -> tuple[str, str]:
             verbose=False, just_print_entries=False, allow_incomplete_ranks=True, mismatch_cap=CAP
         )
         found = analysis.build_db(details, options, next(iter(details.values()))["version"]) if details else None
-    places = {number: place for place, number in numbers.items()}
-    one_group = len({group for group, _ in places.values()}) == 1
-    names = {number: f"rank {rank}" + ("" if one_group else f" of {group}") for number, (group, rank) in places.items()}
+    names = {number: f"rank {rank} of {group}" for (group, rank), number in numbers.items()}
     line = _first(found.collectives if found else (), standing, set(config), names)
     legend = "".join(f"rank {number} here is {name}\n" for number, name in sorted(names.items()))
     return line[:LINE_CHARS_MAX], f"{legend}\n{_without_repeats(said.getvalue())}"
@@ -137,13 +135,24 @@ def _first(
         if one.missing_ranks:
             return f"{what}: {_listed(one.missing_ranks, names)} never arrived; {stands} waits"
         if one.mismatch_collectives:
-            number, other = min(one.mismatch_collectives.items())
-            does = f"{other.collective_name.partition(':')[2]} {other.input_sizes}"
-            why = str(other.type_of_mismatch).replace("Error type: ", "").partition(",")[0]
-            return f"{what} {one.input_sizes}: {names[number]} called {does} instead ({why})"
+            return f"{what}: {_mismatch(one, names)}"
         if silent := one.expected_ranks - dumped:
-            return f"{what}: {stands} waits, and there is no dump of {_listed(silent, names)}"
+            return f"{what}: no dump of {_listed(silent, names)}; {stands} waits"
     return ""
+
+
+def _mismatch(one: Any, names: dict[int, str]) -> str:
+    """Who called something else. The analysis takes its first rank's call for the right one; we the majority's."""
+    odd = set(one.mismatch_collectives)
+    other = one.mismatch_collectives[min(odd)]
+    why = str(other.type_of_mismatch).replace("Error type: ", "").partition(",")[0]
+    calls = [f"{call.collective_name.partition(':')[2]} {call.input_sizes}" for call in (one, other)]
+    if 2 * len(odd) > len(one.expected_ranks):
+        odd, calls = set(one.expected_ranks) - odd, calls[::-1]
+    if 2 * len(odd) == len(one.expected_ranks):  # nobody can say who is right
+        who = ", ".join(names[number].removeprefix("rank ") for number in sorted(odd))
+        return f"ranks call different things: {calls[1]} by {who}, {calls[0]} by the others ({why})"
+    return f"{_listed(odd, names)} called {calls[1]} where the others called {calls[0]} ({why})"
 
 
 def _listed(numbers: set[int], names: dict[int, str]) -> str:

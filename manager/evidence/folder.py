@@ -44,6 +44,7 @@ class Incident:
         taken: size in bytes by what was kept.
         missing: by what there is none of, why.
         recorder: what the comparison of the flight recorders' dumps says.
+        log_class: what the last lines of the logs say of the cause.
     """
 
     run_folder: Path
@@ -54,6 +55,7 @@ class Incident:
     taken: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     recorder: str = ""
+    log_class: str = ""
     _room: int = 0
     _made: bool = False
 
@@ -122,5 +124,5 @@ class Incident:
         folder = f"{INCIDENTS}/{self.name}" if self._made else ""
         return Evidence(
             folder=folder, reason=self.reason, taken=self.taken, missing=self.missing, seconds=round(seconds, 3),
-            recorder=self.recorder,
+            recorder=self.recorder, log_class=self.log_class,
         )  # fmt: skip

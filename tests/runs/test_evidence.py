@@ -79,7 +79,7 @@ def killed_beside_a_pair(job: Job, mode: str, env: dict[str, str] | None = None)
 def test_a_rank_is_killed_while_another_never_arrives(job: Job) -> None:
     """Stacks of both that live, what all three printed last, how the third ended, and who is missing where."""
     event, folder = killed_beside_a_pair(job, "never-arrive", {"PATH": WITHOUT_SPY})
-    assert event.recorder == "all_reduce #2 of pair: rank 1 never arrived; rank 0 waits"
+    assert event.recorder == "all_reduce #2 of pair: rank 1 of g0 never arrived; rank 0 of g0 waits"
     assert "Not all ranks joining collective" in (folder / "recorder.txt").read_text()
     assert "in all_reduce" in (folder / "stacks-rank0.txt").read_text()
     assert "in never_arrives" in (folder / "stacks-rank1.txt").read_text()
@@ -101,7 +101,7 @@ def test_a_rank_is_killed_while_another_never_arrives(job: Job) -> None:
 def test_a_rank_that_holds_the_interpreter_lock_is_looked_into_too(job: Job) -> None:
     event, folder = killed_beside_a_pair(job, "hold", {"PATH": WITHOUT_SPY})
     assert "pair.py" in (folder / "stacks-rank1.txt").read_text()
-    assert event.recorder == "all_reduce #2 of pair: rank 1 never arrived; rank 0 waits"
+    assert event.recorder == "all_reduce #2 of pair: rank 1 of g0 never arrived; rank 0 of g0 waits"
 
 
 @pytest.mark.long
@@ -110,8 +110,8 @@ def test_of_a_stopped_rank_the_kernel_tells_where_it_stands(job: Job, spy: bool)
     event, folder = killed_beside_a_pair(job, "stop", {"PATH": WITH_SPY if spy else WITHOUT_SPY})
     assert event.missing["recorder-rank1"] == "it is stopped"
     assert "rank 1" in (folder / "ranks.txt").read_text() and "is stopped" in (folder / "ranks.txt").read_text()
-    assert event.recorder == "all_reduce #2 of pair: rank 0 waits, and there is no dump of rank 1"
-    if spy and "stacks-rank1" in event.taken:
+    assert event.recorder == "all_reduce #2 of pair: no dump of rank 1 of g0; rank 0 of g0 waits"
+    if spy and os.path.exists(f"{os.path.dirname(sys.executable)}/py-spy") and os.geteuid() == 0:
         assert "pair.py" in (folder / "stacks-rank1.txt").read_text()
     else:
         assert "stopped" in event.missing["stacks-rank1"]
@@ -121,7 +121,7 @@ def test_of_a_stopped_rank_the_kernel_tells_where_it_stands(job: Job, spy: bool)
 @pytest.mark.long
 def test_ranks_in_two_collectives_are_told_apart(job: Job) -> None:
     event, _ = killed_beside_a_pair(job, "mismatch")
-    assert "all_reduce #2 of pair" in event.recorder and "rank 1 called all_gather" in event.recorder
+    assert "all_reduce #2 of pair" in event.recorder and "all_gather [[4]] by 1 of g0" in event.recorder
     assert "COLLECTIVE_TYPE_MISMATCH" in event.recorder
 
 

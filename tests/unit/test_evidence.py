@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from lightkeeper.events import schema, signals
 from lightkeeper.manager.actions import Collect
 from lightkeeper.manager.evidence import compare, folder, gpu, handler, kernel, stacks
 from lightkeeper.manager.evidence.collector import Collector, in_thread
+from lightkeeper.manager.evidence.logclass import log_class
 from lightkeeper.manager.evidence.recorder import NoDump, as_file, dump_of
 from lightkeeper.manager.settings import Settings
 
@@ -275,20 +277,27 @@ def compared():
 
 def test_who_never_arrived_in_a_collective_of_the_group(tmp_path: Path, compared) -> None:
     line, text = compared(tmp_path, dump("g0", 0, [own(1), own(2, False)]), dump("g0", 1, [own(1)]))
-    assert line == "all_reduce #2 of default_pg: rank 1 never arrived; rank 0 waits"
+    assert line == "all_reduce #2 of default_pg: rank 1 of g0 never arrived; rank 0 of g0 waits"
     assert "Not all ranks joining collective" in text, "it is torch's own analysis that says so"
 
 
 def test_who_called_another_collective(tmp_path: Path, compared) -> None:
     line, _ = compared(tmp_path, dump("g0", 0, [own(1, False)]), dump("g0", 1, [own(1, False, "all_gather")]))
-    assert "all_reduce #1 of default_pg" in line and "rank 1 called all_gather" in line
-    assert "COLLECTIVE_TYPE_MISMATCH" in line
+    assert line == (
+        "all_reduce #1 of default_pg: ranks call different things: all_gather [[10]] by 1 of g0, all_reduce [[10]] by "
+        "the others (COLLECTIVE_TYPE_MISMATCH)"
+    ), "of two nobody is to be blamed"
+    three = [dump("g0", rank, [own(1, False, "all_gather" if rank == 0 else "all_reduce")]) for rank in range(3)]
+    for one in three:
+        one["own"] = {"0": [0, 1, 2]}
+    line, _ = compared(tmp_path, *three)
+    assert line.startswith("all_gather #1 of default_pg: rank 0 of g0 called all_gather [[10]] where the others called")
 
 
 def test_a_rank_without_a_dump_is_named(tmp_path: Path, compared) -> None:
     many = [own(number) for number in range(1, 40)]
     line, text = compared(tmp_path, dump("g0", 0, [*many, own(40, False)]))
-    assert line == "all_reduce #40 of default_pg: rank 0 waits, and there is no dump of rank 1"
+    assert line == "all_reduce #40 of default_pg: no dump of rank 1 of g0; rank 0 of g0 waits"
     assert len(text.splitlines()) < 10
 
 
@@ -302,6 +311,26 @@ def test_across_groups_a_rank_is_named_with_its_group(tmp_path: Path, compared) 
     waits = dump("g0", 0, [own(1)], [*epoch, entry("e7r0", 2, False, desc="epoch")])
     line, _ = compared(tmp_path, waits, dump("g1", 0, [own(1), own(2)], epoch))
     assert line == "all_reduce #2 of e7r0: rank 0 of g1 never arrived; rank 0 of g0 waits"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_verdict_reads_the_line(tmp_path: Path, compared, rank: int) -> None:
+    """Who is missing is named first: that is who it blames."""
+    line, _ = compared(tmp_path, dump("g1", 1 - rank, [own(1), own(2, False)]), dump("g1", rank, [own(1)]))
+    (signal_,) = signals._evidence(schema.Evidence(folder="f", recorder=line))
+    assert (signal_.group, signal_.rank) == ("g1", rank)
+    line, _ = compared(tmp_path, dump("g1", 1 - rank, [own(1), own(2, False)]))
+    (signal_,) = signals._evidence(schema.Evidence(folder="f", recorder=line))
+    assert (signal_.group, signal_.rank) == ("g1", rank)
+
+
+def test_the_class_of_the_logs_is_the_first_causes() -> None:
+    oom = b"step 3\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\n"
+    gloo = b"RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7590\n"
+    told = log_class({0: gloo, 1: oom})
+    (signal_,) = signals._evidence(schema.Evidence(folder="f", group="g1", log_class=told))
+    assert "(rank 1): torch.OutOfMemoryError" in told and (signal_.group, signal_.rank) == ("g1", 1)
+    assert log_class({0: b"all is well\n"}) == ""
 
 
 def test_what_is_no_dump_is_said(tmp_path: Path) -> None:
