@@ -19,6 +19,7 @@ from lightkeeper.events.schema import Event
 from lightkeeper.manager.actions import Collect
 from lightkeeper.manager.answers import RankView
 from lightkeeper.manager.evidence import stacks
+from lightkeeper.manager.evidence.compare import RECOVERY
 from lightkeeper.manager.evidence.folder import Incident, folder_name
 from lightkeeper.manager.evidence.gpu import gpu_counters, has_nvml
 from lightkeeper.manager.evidence.handler import kept_path
@@ -149,6 +150,7 @@ class Collector:
             )
         finally:
             self._seen.set()
+        put_off_s = time.monotonic() - began_s
         await self._tails(incident, found)
         written = await in_thread(lambda: _write(incident, found), max(until_s, time.monotonic() + self.bound_s))
         if not written:
@@ -157,7 +159,8 @@ class Collector:
             await self._compare(incident, sorted(incident.path.glob("recorder-rank*.json")))
         event = incident.event(time.monotonic() - began_s)
         self._note(event)
-        self._say(f"kept of it: {event.folder or 'nothing'} ({len(event.taken)} parts, {len(event.missing)} missing)")
+        parts = f"{len(event.taken)} parts, {len(event.missing)} missing, {event.seconds:.2f} s"
+        self._say(f"kept of it: {event.folder or 'nothing'} ({parts}; a kill waits for {put_off_s:.2f} s of that)")
 
     def _look_at_ranks(self, incident: Incident, pids: dict[int, int], found: dict[str, tuple[bytes, str]]) -> None:
         """What needs no waiting: what each rank does, or how it ended."""
@@ -259,7 +262,7 @@ class Collector:
 
     async def _keep_dumps(self, epoch: str, compares: Callable[[], bool], since: float) -> None:
         began_s = time.monotonic()
-        name = "recovery-" + re.sub(r"[^A-Za-z0-9.]+", "-", epoch)
+        name = RECOVERY + re.sub(r"[^A-Za-z0-9.]+", "-", epoch)
         s, incident = self.settings, Incident(Path(self.settings.run_folder), name, f"a recovery prepared {epoch}")
         dumps: dict[str, tuple[bytes, str]] = {}
         while len(dumps) < len(s.ranks_here) and time.monotonic() < began_s + KEPT_S_MAX:

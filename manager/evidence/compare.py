@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 LINE_CHARS_MAX = 300
+RECOVERY = "recovery-"  # in such a folder are survivors' dumps
 CAP = 1 << 30  # without the dump of a dead rank every collective is a mismatch: ours may be the last of them
 Place = tuple[str, int]  # group, and rank in it
 
@@ -33,7 +34,7 @@ def compare(dumps: Sequence[dict[str, Any]], analysis: Any) -> tuple[str, str]:
 
     Args:
         dumps: of each rank `group`, `rank`, `own` and `epochs` (see `handler.RankEvidence.note_groups`) and `dump`,
-            the flight recorder's.
+            the flight recorder's; with `lives` a survivor's, which goes on after this.
         analysis: torch's module ``builder``.
 
     Returns:
@@ -61,7 +62,8 @@ def compare(dumps: Sequence[dict[str, Any]], analysis: Any) -> tuple[str, str]:
         )
         found = analysis.build_db(details, options, next(iter(details.values()))["version"]) if details else None
     names = {number: f"rank {rank} of {group}" for (group, rank), number in numbers.items()}
-    line = _first(found.collectives if found else (), standing, set(config), names)
+    lives = {numbers[_place(one)] for one in dumps if one.get("lives")}
+    line = _first(found.collectives if found else (), standing, set(config), lives, names)
     legend = "".join(f"rank {number} here is {name}\n" for number, name in sorted(names.items()))
     return line[:LINE_CHARS_MAX], f"{legend}\n{_without_repeats(said.getvalue())}"
 
@@ -121,9 +123,19 @@ def _standing(details: dict[str, dict[str, Any]]) -> dict[tuple[str, int], set[i
 
 
 def _first(
-    collectives: Sequence[Any], standing: dict[tuple[str, int], set[int]], dumped: set[int], names: dict[int, str]
+    collectives: Sequence[Any],
+    standing: dict[tuple[str, int], set[int]],
+    dumped: set[int],
+    lives: set[int],
+    names: dict[int, str],
 ) -> str:
-    """The first collective with somebody standing in it that torch's analysis finds at fault, in words."""
+    """The collective with somebody standing in it that tells most of what torch's analysis finds at fault, in words.
+
+    Different calls tell more than a rank that could not be asked, and that more than one that has not come: it may only
+    be late, since the dumps are of a moment. A survivor that has not come is not at fault. And what a group does within
+    itself is nearer to the cause than what it does with others.
+    """
+    found: list[tuple[tuple[int, bool], str]] = []
     for one in collectives:
         stand = standing.get((one.group_id, one.collective_seq_id), set())
         if not stand:
@@ -131,14 +143,16 @@ def _first(
         desc = one.pg_desc.rpartition(":")[2]
         where = one.group_id if desc in ("epoch", "undefined", "") else desc
         what = f"{one.collective_name.partition(':')[2]} #{one.collective_seq_id} of {where}"
-        stands = _listed(stand, names)
-        if one.missing_ranks:
-            return f"{what}: {_listed(one.missing_ranks, names)} never arrived; {stands} waits"
+        stands = f"{_listed(stand, names)} {'waits' if len(stand) == 1 else 'wait'}"
+        across = desc == "epoch"
+        missing = set(one.missing_ranks or ()) - lives
         if one.mismatch_collectives:
-            return f"{what}: {_mismatch(one, names)}"
-        if silent := one.expected_ranks - dumped:
-            return f"{what}: no dump of {_listed(silent, names)}; {stands} waits"
-    return ""
+            found.append(((0, across), f"{what}: {_mismatch(one, names)}"))
+        elif silent := one.expected_ranks - dumped:
+            found.append(((1, across), f"{what}: no dump of {_listed(silent, names)}; {stands}"))
+        elif missing:
+            found.append(((2, across), f"{what}: {_listed(missing, names)} never arrived; {stands}"))
+    return min(found, key=lambda one: one[0])[1] if found else ""
 
 
 def _mismatch(one: Any, names: dict[int, str]) -> str:
@@ -196,7 +210,7 @@ def read_dumps(paths: Sequence[str]) -> list[dict[str, Any]]:
     """The dumps in these files, one a rank: the newest where there are several."""
     found: dict[Place, dict[str, Any]] = {}
     for path in sorted(paths, key=lambda path: Path(path).stat().st_mtime):
-        one = json.loads(Path(path).read_bytes())
+        one = {**json.loads(Path(path).read_bytes()), "lives": Path(path).parent.name.startswith(RECOVERY)}
         if one["dump"].get("entries"):
             found[_place(one)] = one
     return [found[place] for place in sorted(found)]

@@ -267,12 +267,16 @@ def compared():
         for number, one in enumerate(dumps):
             paths.append(folder_ / f"dump{number}.json")
             paths[-1].write_text(json.dumps(one))
-        words = [sys.executable, "-m", "lightkeeper.manager.evidence.compare", *map(str, paths)]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
-        found = json.loads(done.stdout)
-        return found["line"], found["text"]
+        return compare_files(*paths)
 
     return of
+
+
+def compare_files(*paths: Path) -> tuple[str, str]:
+    words = [sys.executable, "-m", "lightkeeper.manager.evidence.compare", *map(str, paths)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    found = json.loads(done.stdout)
+    return found["line"], found["text"]
 
 
 def test_who_never_arrived_in_a_collective_of_the_group(tmp_path: Path, compared) -> None:
@@ -311,6 +315,28 @@ def test_across_groups_a_rank_is_named_with_its_group(tmp_path: Path, compared) 
     waits = dump("g0", 0, [own(1)], [*epoch, entry("e7r0", 2, False, desc="epoch")])
     line, _ = compared(tmp_path, waits, dump("g1", 0, [own(1), own(2)], epoch))
     assert line == "all_reduce #2 of e7r0: rank 0 of g1 never arrived; rank 0 of g0 waits"
+
+
+def test_a_survivor_that_was_only_late_is_not_named(tmp_path: Path, compared) -> None:
+    """Of three groups one is lost; another had not come to the reduce yet, in which the third stood."""
+    recovery, incident = tmp_path / "recovery-e8", tmp_path / "incident"
+    recovery.mkdir(), incident.mkdir()
+    three, begun = ("g0", "g1", "g2"), [entry("e7r0", 1, desc="epoch")]
+    stands = dump("g0", 0, [], [*begun, entry("e7r0", 2, False, desc="epoch")], three)
+    late, lost = dump("g1", 0, [], begun, three), dump("g2", 0, [], begun, three)
+    for path, one in ((recovery / "a.json", stands), (recovery / "b.json", late), (incident / "c.json", lost)):
+        path.write_text(json.dumps(one))
+
+    def line(*paths: Path) -> str:
+        return compare_files(*paths)[0]
+
+    files = (recovery / "a.json", recovery / "b.json", incident / "c.json")
+    assert line(*files) == "all_reduce #2 of e7r0: rank 0 of g2 never arrived; rank 0 of g0 waits"
+    assert line(*files[:2]) == "all_reduce #2 of e7r0: no dump of rank 0 of g2; rank 0 of g0 waits"
+    for path in files:
+        one = json.loads(path.read_text())
+        path.write_text(json.dumps({**one, "epochs": {"e7r0": ["g0", "g1"]}}))
+    assert line(*files[:2]) == ""
 
 
 @pytest.mark.parametrize("rank", [0, 1])
