@@ -10,7 +10,7 @@ from __future__ import annotations
 from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import local
-from lightkeeper.manager.actions import Action, Note, ToRanks
+from lightkeeper.manager.actions import Action, Collect, Note, ToRanks
 from lightkeeper.manager.answers import RankView
 from lightkeeper.manager.deadlines import Deadlines
 from lightkeeper.manager.folding import fold_views
@@ -66,7 +66,8 @@ class Overdues(Leaving):
             group=self.settings.group, rank=overdue.rank, phase=overdue.phase, step=view.step,
             since_s=overdue.idle_ms / 1000, deadline_s=overdue.deadline_ms / 1000, how=how,
         )  # fmt: skip
-        return [Note(stuck), ToRanks(local.Say(line=in_words(overdue, view.step)), overdue.rank)]
+        said = in_words(overdue, view.step)
+        return [Note(stuck), ToRanks(local.Say(line=said), overdue.rank), Collect("stuck", said, view.step)]
 
     def _hangs(self, overdue: m.Overdue) -> list[Action]:
         """Nobody has left this group out for it: nobody stands for it, or no lighthouse is there."""

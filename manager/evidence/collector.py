@@ -1,12 +1,14 @@
 """Takes the evidence of the ranks of one node: in order, bounded, and in nobody's way.
 
 What can still be looked into is asked first; what lies on disk comes after it. Whoever waits in order to kill waits for
-that, and never for more than a thirtieth of the outage budget; what did not come by then is named as missing.
+that, and never for more than `--evidence-s` (a thirtieth of the outage budget); what did not come by then is named as
+missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import threading
@@ -33,7 +35,6 @@ from lightkeeper.manager.settings import Settings
 
 T = TypeVar("T")
 
-BUDGETS = 30  # of an outage budget one part may be spent: 2 s
 COMPARE_S_MAX = 5.0  # nobody waits for it but the end of the manager's own process
 ONCE_S = 5.0  # of one state of affairs evidence is taken once
 KEPT_S_MAX = 1.0  # for ranks to write down what they took before an abort
@@ -80,13 +81,14 @@ class Collector:
         self._seen = asyncio.Event()  # all that a kill would take away
         self._seen.set()
         self._told = False
+        self._ends = asyncio.Event()
         self._lethal: set[asyncio.Task[None]] = set()
         self._others: set[asyncio.Task[None]] = set()
 
     @property
     def bound_s(self) -> float:
         """How long a kill may be put off."""
-        return self.settings.outage_budget_s / BUDGETS
+        return self.settings.timeouts.evidence_s
 
     def collect(self, collect: Collect) -> None:
         """Begins to take evidence; returns at once."""
@@ -121,11 +123,10 @@ class Collector:
         await self._seen.wait()
 
     async def end(self) -> None:
-        """Waits until what was begun for the group's end is written; what is about other groups is given up."""
-        for task in self._others:
-            task.cancel()
-        if self._lethal:
-            await asyncio.gather(*self._lethal)
+        """Waits until what was begun is written; other groups are not waited for any more."""
+        self._ends.set()
+        if tasks := {*self._lethal, *self._others}:
+            await asyncio.gather(*tasks)
 
     def _start(self, coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.create_task(coroutine)
@@ -266,18 +267,26 @@ class Collector:
         s, incident = self.settings, Incident(Path(self.settings.run_folder), name, f"a recovery prepared {epoch}")
         dumps: dict[str, tuple[bytes, str]] = {}
         while len(dumps) < len(s.ranks_here) and time.monotonic() < began_s + KEPT_S_MAX:
-            await asyncio.sleep(0.1)
+            ends = await self._pause(KEPT_S_MAX / 10)
             for rank in s.ranks_here:
                 if f"recorder-{s.group}-rank{rank}" not in dumps:
                     dumps |= self._kept(rank, since, incident)
+            if ends:
+                break
         if not dumps:
             return  # there was nothing to abort
         if not await in_thread(lambda: _write(incident, dumps, joint=True), time.monotonic() + self.bound_s):
             return
-        await asyncio.sleep(TOGETHER_S)
+        await self._pause(TOGETHER_S)
         if compares():
             await self._compare(incident, _recent(incident.path))
             self._note(incident.event(time.monotonic() - began_s))
+
+    async def _pause(self, seconds: float) -> bool:
+        """So long, or until the group ends; whether it does."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ends.wait(), seconds)
+        return self._ends.is_set()
 
     def _kept(self, rank: int, since: float, incident: Incident) -> dict[str, tuple[bytes, str]]:
         path, what = kept_path(self._folder, rank), f"recorder-{self.settings.group}-rank{rank}"

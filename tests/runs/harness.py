@@ -271,12 +271,13 @@ class Job:
             "token": TOKEN,
             "run_folder": str(self.folder),
             "outage_budget_s": 20,
-            "stall_floor_s": 15,  # on a busy machine a rank may well do nothing for five seconds
             "fingerprint_every": 1,
             "bucket_mb": 0.001,
             **self.settings,
             **(settings or {}),
         }
+        if float(given["outage_budget_s"]) >= 20:  # on a busy machine a rank may well do nothing for five seconds
+            given.setdefault("stall_floor_s", 15)
         variables = {f"LIGHTKEEPER_{name.upper()}": str(value) for name, value in given.items()}
         return self._environment({**variables, **({"LIGHTKEEPER_FAULT": fault} if fault else {}), **(env or {})})
 

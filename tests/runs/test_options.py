@@ -32,7 +32,7 @@ SHOWN_BY = {
     "token": "test_refusals",
     "run_folder": "test_event_log.test_a_run_without_a_folder",
     "outage_budget_s": "test_outage_budget",
-    "evidence_s": "unit/test_timeouts: refused where it is longer than peers wait",
+    "evidence_s": "unit/test_evidence: a kill is put off by no more",
     "stall_floor_s": "unit/test_deadlines: the deadline of short steps",
     "form_timeout_s": "unit/test_gloo.test_a_build_nobody_joins_ends_by_its_time_out",
     "start_budget_s": "test_start_budget",
