@@ -135,6 +135,10 @@ class NodeAgent:
             self.events.write(ProcessEnded(exit_code=code))
         return code
 
+    async def finish(self) -> None:
+        """After `run`: what was kept of the group's end is written; no next start need wait for it."""
+        await self.collector.end()
+
     def is_complete(self) -> bool:
         """Whether all ranks of this node have come."""
         return len(self.local.pids) == len(self.local.ranks)
@@ -239,7 +243,6 @@ class NodeAgent:
             self._put(manager_pb2.FromNode(fenced=manager_pb2.NodeFenced(left=self._left(ranks))))
             self._outbox.put_nowait(None)
             await asyncio.wait({writer}, timeout=LAST_WORD_S)
-            await self.collector.end()
             return code
         finally:
             self.local.kill()

@@ -69,6 +69,7 @@ class Launcher:
         self._next_s = 0.0  # when the group's next start is due, also on its other nodes
         self._service: ManagerService | NodeAgent | None = None  # one that can be asked
         self._keeping: asyncio.Task[None] | None = None
+        self._finishing: list[asyncio.Task[None]] = []  # what earlier starts still write down
 
     async def run(self) -> int:
         """Serves the group until it has ended for good; returns its exit code."""
@@ -80,6 +81,7 @@ class Launcher:
         try:
             return await self._serve_all()
         finally:
+            await asyncio.gather(*self._finishing)
             if self.warm is not None:
                 self.warm.close()
 
@@ -95,6 +97,7 @@ class Launcher:
                 end = await (self._serve(service) if isinstance(service, ManagerService) else self._serve_node(service))
             finally:
                 self._service = None
+                self._finishing.append(asyncio.create_task(service.finish()))
                 if self._keeping is not None:
                     self._keeping.cancel()
                 shutil.rmtree(service.local.path.parent, ignore_errors=True)

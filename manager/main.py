@@ -55,7 +55,10 @@ async def _serve(service: ManagerService | NodeAgent, parent: int) -> int:
 
     with contextlib.suppress(ProcessLookupError):
         watch_exit(parent, parent_ended)
-        return await serving
+        try:
+            return await serving
+        finally:
+            await service.finish()
     serving.cancel()
     return 1
 

@@ -111,8 +111,12 @@ class ManagerService:
             await self.remote_keys.close()
             await server.stop(grace=0)
             self.local.remove_files()
-            if self.events is not None:
-                self.events.close()
+
+    async def finish(self) -> None:
+        """After `run`: what was kept of the group's end is written; no next start need wait for it."""
+        await self.collector.end()
+        if self.events is not None:
+            self.events.close()
 
     def _listen(self, server: grpc.aio.Server, host: str) -> int:
         """Where the agents were told to come, or at any port.
@@ -149,7 +153,9 @@ class ManagerService:
         code = await self.ended
         in_touch = self.machine.in_touch
         others_s = self.lease_s + (END_S if code == 0 else 0.0)  # in a group that ends well, ranks may take their time
-        taken, _, _ = await asyncio.gather(self.link.flush(FLUSH_S), self.streams.close(others_s), self.collector.end())
+        taken, _, _ = await asyncio.gather(
+            self.link.flush(FLUSH_S), self.streams.close(others_s), self.collector.seen()
+        )
         if not (in_touch and taken) and self.machine.owes_word:
             tasks[0].cancel()
             await self._stay_to_tell()

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 READ_BYTES = 1 << 16
+LINE_S = 0.05  # for the rest of a line to come: Python writes words of an unbuffered print one by one
+LINE_BYTES_MAX = 1 << 16
 BEHIND_BYTES_MAX = 16 << 20  # of one writer
 LOG_BYTES_MAX = 16 << 20  # of one log file; the one before it is kept as well
 AGAIN_S = 1.0  # between two tries at a log that cannot be written
@@ -151,21 +153,36 @@ def write_stream(descriptor: int) -> Callable[[bytes], None]:
 
 
 def copy(sources: list[Source]) -> None:
-    """Copies until all pipes have ended."""
+    """Copies until all pipes have ended; to the streams, which others write to as well, by lines."""
     by_descriptor = {source.descriptor: source for source in sources}
     streams = {number: Writer(write_stream(number)) for number in sorted({source.stream for source in sources})}
     logs = {path: Writer(Log(path).write) for path in sorted({source.log for source in sources})}
     poll = select.poll()
     for descriptor in by_descriptor:
         poll.register(descriptor, select.POLLIN)
+    begun: dict[int, tuple[float, bytes]] = {}  # since when: lines whose end has not come
     while by_descriptor:
-        for descriptor, _ in poll.poll():
-            if not (data := os.read(descriptor, READ_BYTES)):
+        ready = poll.poll(LINE_S * 1000 if begun else None)
+        now = time.monotonic()
+        for descriptor, _ in ready:
+            data = os.read(descriptor, READ_BYTES)
+            since, line = begun.pop(descriptor, (now, b""))
+            source, line = by_descriptor[descriptor], line + data
+            if not data:
                 poll.unregister(descriptor)
                 del by_descriptor[descriptor]
-                continue
-            streams[by_descriptor[descriptor].stream].put(data)
-            logs[by_descriptor[descriptor].log].put(data)
+            else:
+                logs[source.log].put(data)
+                whole = max(line.rfind(b"\n"), line.rfind(b"\r")) + 1 or (len(line) > LINE_BYTES_MAX) * len(line)
+                if line[whole:]:
+                    begun[descriptor] = (now if whole else since, line[whole:])
+                line = line[:whole]
+            if line:
+                streams[source.stream].put(line)
+        for descriptor, (since, line) in tuple(begun.items()):
+            if now - since >= LINE_S:  # it waits for an answer, or is a bar of progress
+                streams[by_descriptor[descriptor].stream].put(line)
+                del begun[descriptor]
     until_s = time.monotonic() + DRAIN_S_MAX
     for writer in (*streams.values(), *logs.values()):
         writer.drained(until_s)

@@ -92,12 +92,12 @@ class RankEvidence:
         faulthandler.register(number, file=file, all_threads=True, chain=False)
 
     def _serve(self, folder: Path) -> None:
-        from torch._C._distributed_c10d import _WorkerServer
-
         try:
+            from torch._C._distributed_c10d import _WorkerServer
+
             server = _WorkerServer(str(server_path(folder, self._rank)))
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # never taken down: it would log that as warnings
-        except RuntimeError as error:
+        except (ImportError, RuntimeError) as error:  # another torch, or a path too long for a socket
             say(f"lightkeeper: no flight recorder can be asked of rank {self._rank}: {error}")
 
     def note_groups(self) -> None:

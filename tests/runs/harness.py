@@ -276,7 +276,8 @@ class Job:
             **self.settings,
             **(settings or {}),
         }
-        if float(given["outage_budget_s"]) >= 20:  # on a busy machine a rank may well do nothing for five seconds
+        budget_s = (env or {}).get("LIGHTKEEPER_OUTAGE_BUDGET_S", given["outage_budget_s"])
+        if float(budget_s) >= 20:  # on a busy machine a rank may well do nothing for five seconds
             given.setdefault("stall_floor_s", 15)
         variables = {f"LIGHTKEEPER_{name.upper()}": str(value) for name, value in given.items()}
         return self._environment({**variables, **({"LIGHTKEEPER_FAULT": fault} if fault else {}), **(env or {})})

@@ -74,6 +74,12 @@ def test_a_rank_of_the_second_node_is_killed(job: NodeJob) -> None:
     check_survivor(job, {"g0": 137, "g0.1": 137})
     assert "agent g0/1: ends with exit code 137: rank 3 was killed by SIGKILL" in job.said("g0.1")
     assert "no word from" not in job.said("g0"), "its agent has said that nothing runs there any more"
+    kept = {e.process: e for e in job.events() if isinstance(e, schema.Evidence) and e.group == "g0"}
+    assert kept["agent g0/1"].folder.endswith("-ended-node1") and "log-rank3" in kept["agent g0/1"].taken
+    assert kept["agent g0/1"].missing["stacks-rank3"] == "it was killed by SIGKILL"
+    assert (
+        kept["manager g0"].folder.endswith("-killed") and {"log-rank0", "log-rank1"} <= kept["manager g0"].taken.keys()
+    )
 
 
 @pytest.mark.long

@@ -47,6 +47,28 @@ def test_bytes_go_to_their_stream_and_into_the_log(tmp_path: Path) -> None:
     assert sorted((tmp_path / "rank.log").read_bytes().splitlines()) == [b"error", b"out \xff"]
 
 
+def test_lines_are_shown_whole_and_what_is_no_line_is_shown_soon(tmp_path: Path) -> None:
+    """Others write to the same stream: two ranks, and the launcher."""
+    script = (
+        "import os, time\nos.write(1, b'a')\ntime.sleep(0.01)\nos.write(1, b'b\\nask? ')\ninput()\nos.write(1, b'c')\n"
+    )
+    out_read, out_write = os.pipe()
+    rank = subprocess.Popen([sys.executable, "-c", script], stdout=out_write, stdin=subprocess.PIPE)
+    tee = subprocess.Popen(
+        [sys.executable, "-m", "lightkeeper.manager.tee", json.dumps([(out_read, 1, str(tmp_path / "log"))])],
+        stdout=subprocess.PIPE, pass_fds=(out_read,), bufsize=0,
+    )  # fmt: skip
+    os.close(out_write)
+    os.close(out_read)
+    assert tee.stdout is not None and rank.stdin is not None
+    assert os.read(tee.stdout.fileno(), 100) == b"ab\n"
+    assert os.read(tee.stdout.fileno(), 100) == b"ask? "
+    rank.stdin.write(b"\n")
+    rank.stdin.close()
+    assert os.read(tee.stdout.fileno(), 100) == b"c" and tee.wait(timeout=20) == 0 and rank.wait() == 0
+    assert (tmp_path / "log").read_bytes() == b"ab\nask? c"
+
+
 @pytest.mark.parametrize("how", ["closed", "never read"])
 def test_an_output_that_nobody_reads_holds_up_no_rank(tmp_path: Path, how: str) -> None:
     """20 MiB, more than may be behind: the rank has ended while nothing was read, and its log is whole."""
