@@ -103,6 +103,7 @@ class Launcher:
                 shutil.rmtree(service.local.path.parent, ignore_errors=True)
             pause_s = self.restarts.after(end, time.monotonic() - began_s)
             if pause_s is None:
+                await asyncio.gather(*self._finishing)  # why there is no other start is the last line
                 if self.restarts.allowed and may_restart(end):
                     service.say(f"is not started again: its {self.restarts.allowed} restarts are used up")
                 return end.code
