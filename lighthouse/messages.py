@@ -121,6 +121,7 @@ class Beat:
         wait_us: microseconds that the group waits for the others in a step; that of the rank that waits least.
         overdue: the rank that has made no progress for longest beyond its deadline, None if none has.
         ranks: what all ranks do, those that do the same together.
+        borne_ms: the shortest time for which the group bears that a rank makes no progress; 0: not said.
     """
 
     epoch: int
@@ -134,6 +135,7 @@ class Beat:
     wait_us: int = 0
     overdue: Overdue | None = None
     ranks: tuple[Doing, ...] = ()
+    borne_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,8 @@ class Look:
             )
         if overdue(group) and not self._all_overdue:
             return _without_progress(group)
+        if (behind_s := self._behind_s(group)) > 0.0:
+            return _left_behind(group, behind_s)
         if not epoch_is_over and stands_s < bound_s:
             return None  # others may still commit, and each commit proves that it lives
         silent_s = self.now - group.heard
@@ -177,6 +179,19 @@ class Look:
         """How long the longest of the others has been standing, as it said itself."""
         return next((_waiting_ms(g) / 1000 for g in self._standing if g is not group), 0.0)
 
+    def _behind_s(self, group: Group) -> float:
+        """For how long it has not committed a step that another one, which stands in a later one, has; 0 if that is
+        borne. It had put in its part: it may even look as if it stood.
+        """
+        leader = next((g for g in self._standing if g is not group), None)
+        mine, its = group.beat, None if leader is None else leader.beat
+        if leader is None or its is None or mine is None or not mine.borne_ms or not self._fresh(group):
+            return 0.0  # of one that was not heard lately it is not known where it is
+        if mine.epoch != its.epoch or mine.step >= its.step:
+            return 0.0
+        behind_s = self.now - max(group.stepped_s, leader.stepped_s)
+        return behind_s if behind_s > mine.borne_ms / 1000 else 0.0
+
     def _fresh(self, group: Group) -> bool:
         return self.now - group.heard <= self.patience.lease_s
 
@@ -217,6 +232,12 @@ def _without_progress(group: Group) -> Gone:
         f"rank {late.rank} lives and has made no progress in {late.phase} of step {step} for {idle_s:.1f} s ({borne})"
     )
     return Gone(cause, "progress", late.phase, step, rank=late.rank, since_s=idle_s)
+
+
+def _left_behind(group: Group, behind_s: float) -> Gone:
+    phase, step = group.where
+    cause = f"it lives and has not committed step {step}, which the others have, for {behind_s:.1f} s"
+    return Gone(cause, "progress", phase, step, since_s=behind_s)
 
 
 def _waiting_ms(group: Group) -> int:

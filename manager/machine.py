@@ -363,4 +363,5 @@ class GroupMachine(Overdues):
             number, self.step, phase, round(waiting_s * 1000), round(stopped_s * 1000),
             views[slowest].microbatch_us if views else 0, self.total, slowest,
             min((view.wait_us for view in views.values()), default=0), self.overdue, self._doing(),
+            round(1000 * self.deadlines.floor_s),
         )  # fmt: skip

@@ -208,7 +208,7 @@ class Join(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[str]] = ..., signature: _Optional[_Mapping[str, str]] = ..., fingerprint: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms", "microbatch_us", "total", "slowest", "wait_us", "overdue", "ranks")
+    __slots__ = ("epoch", "step", "phase", "waiting_ms", "stopped_ms", "microbatch_us", "total", "slowest", "wait_us", "overdue", "ranks", "borne_ms")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class Beat(_message.Message):
     WAIT_US_FIELD_NUMBER: _ClassVar[int]
     OVERDUE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    BORNE_MS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     phase: str
@@ -231,7 +232,8 @@ class Beat(_message.Message):
     wait_us: int
     overdue: Overdue
     ranks: _containers.RepeatedCompositeFieldContainer[Doing]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., total: _Optional[int] = ..., slowest: _Optional[int] = ..., wait_us: _Optional[int] = ..., overdue: _Optional[_Union[Overdue, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Doing, _Mapping]]] = ...) -> None: ...
+    borne_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., total: _Optional[int] = ..., slowest: _Optional[int] = ..., wait_us: _Optional[int] = ..., overdue: _Optional[_Union[Overdue, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Doing, _Mapping]]] = ..., borne_ms: _Optional[int] = ...) -> None: ...
 
 class Overdue(_message.Message):
     __slots__ = ("rank", "phase", "idle_ms", "deadline_ms")

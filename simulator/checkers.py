@@ -350,9 +350,13 @@ class Checkers:
             return
         if detected_by == "lease" and process.alive:
             self._waited_for(lighthouse, incarnation)
+        late_s = self.world.longest_still_s + self.world.shape.lease_s  # what says so may have been held up
+        if detected_by == "progress":
+            if not any(rank.stood_still_at > self.world.clock.now - late_s for rank in process.ranks):
+                raise Violation("blame", f"{incarnation} is called stuck, and is not")
+            return
         if detected_by != "frozen":
             return
-        late_s = self.world.longest_still_s + self.world.shape.lease_s  # what says so may have been held up
         if not any(rank.frozen_until > self.world.clock.now - late_s or not rank.alive for rank in process.ranks):
             raise Violation("blame", f"{incarnation} is called frozen, and is not")
 

@@ -327,6 +327,15 @@ class Faults:
         """For a while transfers of a state break off half-way."""
         return self._for_a_while("copy_failing", 0.7, fault.length_s)
 
+    def stall_rank(self, fault: Fault) -> bool:
+        """A rank lives and does nothing: asleep, or in a C call that keeps the interpreter lock."""
+        group = _one(living(self.world), fault)
+        if group is not None:
+            rank = group.ranks[fault.pick // 7 % len(group.ranks)]
+            self.world.say(f"  {rank.name} for {fault.length_s:.1f} s")
+            rank.stall(fault.length_s)
+        return group is not None
+
     # ------------------------------------------------------------ how
 
     def _say(self, group: GroupProcess) -> None:
@@ -403,6 +412,27 @@ KINDS: tuple[str, ...] = tuple(
 )
 
 
+DRAWN_APART = ("stall_rank",)  # by `draw_stalls`, so that all else stays as it was without it
+
+
+def draw_stalls(random: random.Random, window_s: float) -> list[Fault]:
+    """In every third history a rank or two make no progress for a while.
+
+    Args:
+        random: of its own.
+        window_s: they strike until then.
+    """
+    stalls = []
+    for _ in range(random.choice((0, 0, 1, 1, 2)) if random.random() < 0.5 else 0):
+        phase = random.choice(list(PHASES)) if random.random() < AIMED else ""
+        at_s, length_s = (
+            random.uniform(0.0, window_s),
+            random.choice((random.uniform(1.0, 5.0), random.uniform(5.0, 30.0))),
+        )
+        stalls.append(Fault("stall_rank", round(at_s, 3), phase, random.randrange(1 << 16), round(length_s, 3)))
+    return stalls
+
+
 def draw_plan(
     random: random.Random, window_s: float, count: int, word: bool = False, favoured: Sequence[str] = ()
 ) -> list[Fault]:
@@ -417,7 +447,7 @@ def draw_plan(
         favoured: kinds that make up most of the faults.
     """
     plan = []
-    kinds = [kind for kind in KINDS if not (word and kind == "lose_log")]
+    kinds = [kind for kind in KINDS if kind not in DRAWN_APART and not (word and kind == "lose_log")]
     for _ in range(count):
         kind = random.choice(favoured if favoured and random.random() < FAVOUR else kinds)
         at_s = random.uniform(0.0, window_s)

@@ -11,7 +11,7 @@ from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import AskMembers, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.folding import Said
 from lightkeeper.manager.machine import GroupMachine, RankView
-from lightkeeper.manager.progress import STANDING
+from lightkeeper.manager.progress import STANDING, WATCHED
 from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.standing import Word
 from lightkeeper.simulator.clock import Process
@@ -258,13 +258,15 @@ class GroupProcess(Process):
 
     def _view(self, rank: Follower) -> RankView:
         """What is seen of a rank from outside."""
-        if rank.frozen:
+        stalls = self.clock.now < rank.stalled_until
+        if rank.frozen and not stalls:
             since = self._stopped_since.setdefault(rank.index, self.now)
         else:
             self._stopped_since.pop(rank.index, None)
             since = self.now
         waiting_s = self.clock.now - rank.since if rank.phase in STANDING else 0.0
-        return RankView(rank.phase, rank.step, waiting_s, self.now - since, rank.pace.microbatch_us)
+        idle_s = self.clock.now - rank.since if rank.phase in WATCHED and not waiting_s else 0.0
+        return RankView(rank.phase, rank.step, waiting_s, self.now - since, rank.pace.microbatch_us, idle_s)
 
     @property
     def slowness(self) -> float:

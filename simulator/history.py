@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightkeeper.simulator.checkers import Violation
-from lightkeeper.simulator.faults import Fault, Faults, draw_plan
+from lightkeeper.simulator.faults import Fault, Faults, draw_plan, draw_stalls
 from lightkeeper.simulator.liveness import Liveness
 from lightkeeper.simulator.shape import Shape, draw_checkpoints, draw_shape, draw_spares, draw_speeds
 from lightkeeper.simulator.world import World
@@ -91,7 +91,9 @@ def plan_history(
     drawn = dataclasses.replace(drawn, **{**spares, **speeds, **checkpoints, **(shape or {})})
     count = max(FAULTS_MIN, round(faults * draw.uniform(0.5, 1.5)))
     strike_s = min(window_s, 1.0 + drawn.until * _step_s(drawn) * 1.5)  # beyond that the run is over
-    return Plan(seed, drawn, tuple(draw_plan(draw, strike_s, count, drawn.start_window_s > 0, favoured)))
+    planned = draw_plan(draw, strike_s, count, drawn.start_window_s > 0, favoured)
+    stalls = draw_stalls(random.Random(f"stalls {seed}"), strike_s)
+    return Plan(seed, drawn, tuple(sorted([*planned, *stalls], key=lambda fault: fault.at_s)))
 
 
 def _step_s(shape: Shape) -> float:

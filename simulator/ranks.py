@@ -57,10 +57,22 @@ class Rank(Process):
         self.holder = Holder(self.world.shape.kept_max)
         self.slow_s = 0.0
         self.pace = Pace()
+        self.slow_until = 0.0
+        self.stalled_until = 0.0  # while the world's time is below, it does nothing, and is not stopped
         self.last_push_s = 0.0  # when the newest message of its manager arrives: its socket keeps their order
         self.source = local.Source(step=0, donors=())
         self._then: Answered | None = None
         self._turn = 0
+
+    @property
+    def stood_still_at(self) -> float:
+        """Until when it stood still last, or took long over one step, for whatever reason; in the world's time."""
+        return max(self.frozen_until, self.stalled_until, self.slow_until, self.group.frozen_until)
+
+    def stall(self, seconds: float) -> None:
+        """Does nothing for so long, and lives."""
+        self.freeze(seconds)
+        self.stalled_until = max(self.stalled_until, self.clock.now + seconds)
 
     # ------------------------------------------------------------ what the manager says
 
@@ -131,6 +143,8 @@ class Rank(Process):
         low, high = self.world.shape.microbatch_s
         each_s = self.clock.uniform(low, high) * self.group.slowness
         seconds = each_s * len(further) + 0.001 + self.slow_s
+        if self.slow_s:
+            self.slow_until = self.clock.now + seconds
         self.slow_s = 0.0
         for number in range(len(further)):
             self.pace.begins(self.step, self.clock.now + each_s * number)
