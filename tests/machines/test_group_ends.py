@@ -279,7 +279,7 @@ def test_a_beat_says_what_the_slowest_rank_does() -> None:
     world.pass_s(0.25, {0: RankView("reduce", 0, 1.5, 0.0), 1: RankView("compute", 0, 0.0, 0.25)})
     (beat,) = world.said(m.Beat)
     doing = (m.Doing((0,), "reduce", 0, waiting_ms=1500), m.Doing((1,), "compute", 0, stopped_ms=250))
-    assert beat == m.Beat(1, 0, "compute", 1500, 250, total=24, ranks=doing)
+    assert beat == m.Beat(1, 0, "compute", 1500, 250, total=24, ranks=doing, borne_ms=15_000)
 
 
 def test_it_beats_as_often_as_the_lighthouse_says() -> None:

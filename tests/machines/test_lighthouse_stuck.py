@@ -144,3 +144,42 @@ def test_nobody_is_asked_to_leave_below_the_minimum() -> None:
     world.paces["g1"] = 30.0
     world.steps(60)
     assert world.noted("slow") and not world.told("g1", m.Drain)
+
+
+# ---------------------------------------------------------------- who is left behind
+
+
+def behind(world: World, seconds: float, speaks: bool = True) -> None:
+    """g0 stands in step 6; g2 has put in its part of step 5, stands there as far as it knows, and does not vote."""
+    for name in ("g0", "g1"):
+        world.beat(name, 6, waiting_ms=10)
+    since = world.now
+    while world.now < since + seconds:
+        world.now += BEAT_S
+        for name in ("g0", "g1"):
+            world.beat(name, 6, waiting_ms=round(1000 * (world.now - since)))
+        if speaks:
+            world.beat("g2", 5, phase="reduce", waiting_ms=round(1000 * (world.now - since)), borne_ms=15_000)
+        world.tick()
+
+
+def test_who_has_not_committed_what_the_others_have_is_left_out_once_that_is_borne_no_more() -> None:
+    """Its interpreter lock is held while the reduce ends: it looks as if it stood."""
+    world = World()
+    world.start()
+    world.beat("g2", 5)
+    behind(world, 14.5)
+    assert not world.noted("group_lost"), "ten seconds of a held interpreter lock are borne"
+    behind(world, 1.5)
+    (lost,) = world.noted("group_lost")
+    assert (lost["group"], lost["detected_by"], lost["phase"]) == ("g2", "progress", "reduce")
+    assert lost["cause"].startswith("it lives and has not committed step 5, which the others have, for 15.")
+
+
+def test_of_one_that_was_not_heard_lately_nobody_knows_where_it_is() -> None:
+    """Silence is judged by the lease, and takes a stream that is there or not; it says nothing of steps."""
+    world = World(lease_s=40.0)
+    world.start()
+    world.beat("g2", 5, phase="reduce", borne_ms=15_000)
+    behind(world, 30.0, speaks=False)
+    assert not world.noted("group_lost")
