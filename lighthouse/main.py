@@ -12,12 +12,15 @@ from pathlib import Path
 import grpc.aio
 
 from lightkeeper.errors import UsageError
+from lightkeeper.events.schema import ProcessStarted
 from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.log import LighthouseLog, LogError
 from lightkeeper.lighthouse.machine import Bounds
 from lightkeeper.lighthouse.service import LighthouseService, add_to
 from lightkeeper.wire import SERVER_OPTIONS, join_address, split_address
 from lightkeeper.words import say
+
+COMMAND_CHARS_MAX = 1000
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ async def _serve(options: Options, bounds: Bounds, log: LighthouseLog, events: E
     )
     add_to(server, service)
     await server.start()
+    if events is not None:
+        events.write(ProcessStarted(command=" ".join(sys.argv)[:COMMAND_CHARS_MAX]))
     kept = options.log or "nowhere (a restart can only take over with every member's consent)"
     print(
         f"lighthouse: listening on {join_address(host, port)}, term {log.term}, log kept in {kept}",

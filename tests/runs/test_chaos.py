@@ -70,7 +70,10 @@ def test_faults_on_one_job_of_two_groups(tmp_path: Path) -> None:
             struck.append(Struck(planned, tuple(done.back)))
         after = job.descriptors({planned.roles[OTHER] for planned in plans[-1:]})
         codes, left = job.finish(), job.leftovers()
-    outcome = Outcome(read_run(folder).events, TWO.names, struck, codes, left, before, after)
+    events = read_run(folder).events
+    started = [event for event in events if isinstance(event, schema.ProcessStarted)]
+    assert [event.process for event in started if event.process == "lighthouse"], "else a new one is not found"
+    outcome = Outcome(events, TWO.names, struck, codes, left, before, after)
     failed = checkers.as_dict(checkers.check(outcome))["failed"]
     assert not failed and len(struck) >= 3, [failed, *told]
 
