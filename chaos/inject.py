@@ -12,7 +12,7 @@ import msgspec
 from lightkeeper.chaos import checkers
 from lightkeeper.chaos.acts import ACTS, Hit
 from lightkeeper.chaos.faults import FAULTS, OTHER, VICTIM, Fault, Plan, named
-from lightkeeper.chaos.run import teller
+from lightkeeper.chaos.run import show, teller
 from lightkeeper.chaos.targets import NotHere, Processes, run_folder_at
 from lightkeeper.errors import UsageError
 from lightkeeper.events import EventLog, lineage, read_run
@@ -157,6 +157,5 @@ def inject(injection: Injection, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(msgspec.json.encode({"chaos": f"inject {injection.fault.name}", **result}).decode() + "\n")
     else:
-        for each in checks:
-            print(f"{'ok' if each.holds else 'FAILED':<7} {each.name:<26} {each.text}")
+        show(checks)
     return 0 if result["ok"] else 1

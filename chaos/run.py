@@ -92,10 +92,16 @@ def report(title: str, checks: Sequence[Check], journal: Journal, folder: Path, 
         said = {"chaos": title, "command": journal.command, "run_folder": str(folder), **result}
         sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
     else:
-        for each in checks:
-            print(f"{'ok' if each.holds else 'FAILED':<7} {each.name:<26} {each.text}")
+        show(checks)
         print(f"journal {journal.path}; again: {journal.command}")
     return 0 if result["ok"] else 1
+
+
+def show(checks: Sequence[Check]) -> None:
+    """A line for each."""
+    width = max((len(each.name) for each in checks), default=0)
+    for each in checks:
+        print(f"{'ok' if each.holds else 'FAILED':<7} {each.name:<{width}}  {each.text}")
 
 
 def teller(as_json: bool) -> Callable[[str], None]:
