@@ -24,6 +24,7 @@ from lightkeeper.events import EventLog, read_run, schema
 from lightkeeper.manager.processes import is_stopped
 
 HOST = socket.gethostname()
+MINE = f"of-this-test-{os.getpid()}"  # a name that no other job on this machine has
 WRITES = """
 import sys, time
 from lightkeeper.events import EventLog, schema
@@ -40,7 +41,7 @@ while time.monotonic() < until:
 @contextmanager
 def started(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
     """A process that writes under this name until it is ended."""
-    addresses = {"LIGHTKEEPER_LIGHTHOUSE": "127.0.0.1:9,127.0.0.1:10", "LIGHTKEEPER_RUN_FOLDER": str(folder)}
+    addresses = {"LIGHTKEEPER_LIGHTHOUSE": f"127.0.0.1:9,{MINE}:2", "LIGHTKEEPER_RUN_FOLDER": str(folder)}
     process = subprocess.Popen(
         [sys.executable, "-c", WRITES, str(folder), name],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **addresses},
@@ -111,9 +112,9 @@ def test_whoever_runs_elsewhere_or_had_the_pid_before_is_not_hit() -> None:
 
 
 def test_the_run_folder_is_found_by_the_lighthouse(tmp_path: Path, rank: subprocess.Popen[str]) -> None:
-    assert run_folder_at("127.0.0.1:10") == tmp_path
+    assert run_folder_at(f"{MINE}:2") == tmp_path
     with pytest.raises(NotHere, match="give --run RUN"):
-        run_folder_at("127.0.0.1:1")
+        run_folder_at(f"{MINE}:1")
 
 
 def test_there_is_no_link_between_processes_that_do_not_speak(tmp_path: Path, rank: subprocess.Popen[str]) -> None:
