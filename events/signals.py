@@ -175,7 +175,7 @@ def _recorder(event: Evidence) -> list[Signal]:
     if " never arrived" in words or " called " in words:
         about = re.split(r" never arrived| called ", words)[0]
     elif "no dump of " in words:
-        weight, about = ARRIVAL, words.partition("no dump of ")[2]
+        weight, about = ARRIVAL, words.partition("no dump of ")[2].partition(";")[0]  # who waits stands after it
     first: dict[str, int] = {}
     for rank, group in _RANK_OF.findall(about):
         first.setdefault(group or event.group, int(rank))

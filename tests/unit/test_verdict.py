@@ -252,6 +252,7 @@ def test_who_names_nobody_but_itself_is_suspected_a_little() -> None:
         ("all_reduce #12 of tp: rank 3 never arrived; rank 0, rank 1 waits", "g1", 3, 0.8),
         ("all_reduce #3 of e1r0 [[5]]: rank 1 of g0 called broadcast [[5]] instead (COLLECTIVE_TYPE)", "g0", 1, 0.8),
         ("all_reduce #3 of e1r0: rank 0 of g0 waits, and there is no dump of rank 0 of g2", "g2", 0, 0.5),
+        ("all_reduce #246 of e1r0: no dump of rank 0 of g2; rank 0 of g0 waits", "g2", 0, 0.5),
         ("", "", -1, 0.0),
     ],
 )
