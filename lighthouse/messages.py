@@ -196,7 +196,8 @@ class Died:
 
     Attributes:
         cause: for instance ``rank 0 was killed by SIGKILL``.
-        phase: last phase of the rank that died first.
+        rank: which of them died first; -1: it is about no single one.
+        phase: last phase of that rank.
         error: the user's exception, if that was the cause.
         asked: whether somebody asked for it (a second signal, a deadline that passed): nobody is to blame.
     """

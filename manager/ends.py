@@ -78,7 +78,7 @@ class Ends(Answers):
         """The ranks of this group lost each other, though none of them died: the network's fault, not the user's."""
         rank, error = min(self.victims.items())
         cause = f"rank {rank} lost its connection to the other ranks of the group: {briefly(error.message)}"
-        self.died = m.Died(cause, rank, "", error.step)
+        self.died = m.Died(cause, -1, "", error.step)
         return [Tell(self.died), *self._finish(exits.ORPHANED, cause)]
 
     @property
@@ -142,7 +142,7 @@ class Ends(Answers):
         return m.Died(f"rank {rank} {how}", rank, "", error.step, user_error)
 
     def _give_up(self, reason: str) -> list[Action]:
-        tell = Tell(m.Died(reason, 0, "", self.step))
+        tell = Tell(m.Died(reason, -1, "", self.step))
         return [tell, *self._finish(exits.GAVE_UP, f"{reason}; start this group again")]
 
     def _finish(self, exit_code: int, reason: str) -> list[Action]:

@@ -78,5 +78,5 @@ class Leaving(Outages):
 
     def _leave_at_once(self, cause: str) -> list[Action]:
         """The others recover as from a death, but nobody is to blame for it."""
-        self.died = m.Died(cause, 0, "", self.step, asked=True)
+        self.died = m.Died(cause, -1, "", self.step, asked=True)
         return [Tell(self.died), *self._finish(exits.ASKED, cause)]

@@ -17,11 +17,12 @@ from lightkeeper.manager import local
 from lightkeeper.manager.answers import RankView
 from lightkeeper.manager.evidence.handler import PREFIX
 from lightkeeper.manager.folding import Folder, Said
-from lightkeeper.manager.processes import Trees, is_stopped, watch_exit
+from lightkeeper.manager.processes import Trees, is_stopped, state_of, watch_exit
 from lightkeeper.manager.progress import read_progress
 from lightkeeper.manager.ranksocket import RankSocket
 
 SILENT_S_MIN = 0.5
+IDLE_S_MIN = 2.0  # before that nobody asks what the process does
 TREES_S = 2.0  # between two looks at what the ranks have started
 REGISTER_S_MAX = 10.0
 
@@ -129,7 +130,7 @@ class LocalRanks:
             since = now
         return RankView(
             page.phase, page.step, page.waiting_s, now - since, page.microbatch_us, page.idle_s, page.expected_s,
-            page.wait_us,
+            page.wait_us, state_of(self.pids[rank]) if page.idle_s > IDLE_S_MIN else "",
         )  # fmt: skip
 
     # ------------------------------------------------------------ inside

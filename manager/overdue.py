@@ -65,6 +65,7 @@ class Overdues(Leaving):
         stuck = schema.Stuck(
             group=self.settings.group, rank=overdue.rank, phase=overdue.phase, step=view.step,
             since_s=overdue.idle_ms / 1000, deadline_s=overdue.deadline_ms / 1000, how=how,
+            state=view.state,
         )  # fmt: skip
         said = in_words(overdue, view.step)
         return [Note(stuck), ToRanks(local.Say(line=said), overdue.rank), Collect("stuck", said, view.step)]

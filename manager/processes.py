@@ -18,6 +18,7 @@ import psutil
 from lightkeeper.manager.exits import describe_exit
 
 _PR_SET_PDEATHSIG = 1
+_STATES = {b"R": "running", b"S": "sleeping", b"D": "waiting for a device", b"T": "stopped", b"t": "traced"}
 _LIBC = ctypes.CDLL(None, use_errno=True)  # here: in a forked child another thread's loader lock would never be freed
 # linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info of 64 bytes), whose last field is exit_code
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -55,6 +56,11 @@ def _end_if_parent_asks(parent: int) -> None:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal (SIGSTOP, SIGTSTP) or by a tracer."""
     return _state(pid) in (b"T", b"t")
+
+
+def state_of(pid: int) -> str:
+    """What the main thread of a process does, in a word; empty if it is not there or does something rare."""
+    return _STATES.get(_state(pid), "")
 
 
 def has_ended(pid: int) -> bool:

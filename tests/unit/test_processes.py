@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from lightkeeper.manager import processes
-from lightkeeper.manager.processes import die_with_parent, is_stopped, kill_tree, watch_exit
+from lightkeeper.manager.processes import die_with_parent, is_stopped, kill_tree, state_of, watch_exit
 
 BOUND_S = 20.0
 TELLS_EXIT = tuple(int(x) for x in platform.release().split(".")[:2]) >= (6, 15)
@@ -204,3 +204,19 @@ def test_a_process_tied_to_its_parent_may_end_in_good_order(tmp_path: Path) -> N
     parent.kill()
     parent.wait()
     eventually((tmp_path / "ended").exists, "it was not asked to end")
+
+
+def test_what_a_process_does_is_said_in_a_word() -> None:
+    sleeping = subprocess.Popen(["sleep", "60"])
+    try:
+        until = time.monotonic() + 10
+        while state_of(sleeping.pid) != "sleeping" and time.monotonic() < until:
+            time.sleep(0.01)
+        assert state_of(sleeping.pid) == "sleeping" and state_of(os.getpid()) == "running"
+        sleeping.send_signal(signal.SIGSTOP)
+        os.waitpid(sleeping.pid, os.WUNTRACED)
+        assert state_of(sleeping.pid) == "stopped"
+    finally:
+        sleeping.kill()
+        sleeping.wait()
+    assert state_of(sleeping.pid) == ""
