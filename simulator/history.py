@@ -92,7 +92,7 @@ def plan_history(
     count = max(FAULTS_MIN, round(faults * draw.uniform(0.5, 1.5)))
     strike_s = min(window_s, 1.0 + drawn.until * _step_s(drawn) * 1.5)  # beyond that the run is over
     planned = draw_plan(draw, strike_s, count, drawn.start_window_s > 0, favoured)
-    stalls = draw_stalls(random.Random(f"stalls {seed}"), strike_s)
+    stalls = draw_stalls(random.Random(f"stalls {seed}"), strike_s) if drawn.lighthouses == 1 else []
     return Plan(seed, drawn, tuple(sorted([*planned, *stalls], key=lambda fault: fault.at_s)))
 
 
