@@ -91,6 +91,7 @@ class Overdue:
     phase: str
     idle_ms: int
     deadline_ms: int
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

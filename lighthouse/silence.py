@@ -27,6 +27,7 @@ from lightkeeper.lighthouse.group import Gone, Group
 STANDING_MS_MIN = 20
 OFTEN_MAX = 64  # so many groups may beat at the shortest interval: some 320 messages a second
 OVERDUE_BEATS = 2.0
+PATIENT = 0.5  # of what the one that is stood for bears
 ASKED_SHARE = 0.65  # of the lease, since it takes somebody a while to say that it stands, and then to be asked
 NAMED_MAX = 8
 ASKED_MAX = 32  # in one look: with two looks to an interval no more than `OFTEN_MAX` groups cause
@@ -73,6 +74,13 @@ def overdue(group: Group) -> bool:
     return group.beat is not None and group.beat.overdue is not None
 
 
+def _patient_s(group: Group) -> float:
+    """How long another one must have stood for this one, which is overdue: when something that all share answers again
+    after a while, somebody is the first to get on.
+    """
+    return PATIENT * group.beat.borne_ms / 1000 if group.beat is not None else 0.0
+
+
 def silent(group: Group, patience: Patience, now: float, times: int = 1) -> bool:
     """Whether one in touch has been silent for longer than is borne, or so many times as long."""
     since = group.asked_s if patience.asks else group.heard
@@ -94,9 +102,9 @@ class Look:
         self.waited = None if waited is None else frozenset(waited)
         self._here = sum(g.gone is None for g in members)
         self._failed = sum(g.failed is not None for g in members)
-        self._all_overdue = all(
-            overdue(g) for g in members if g.gone is None
-        )  # nobody's fault: they wait for one thing
+        working = [g for g in members if g.gone is None and g.beat is not None and g.beat.microbatch_us]
+        late = [g for g in working if overdue(g)]
+        self._all_overdue = len(late) == len(working) > 1  # nobody's fault: they wait for one thing
         self._few = 2 * sum(g.in_touch for g in members) < len(members)
         standing = [g for g in members if g.gone is None and stands(g) and self._fresh(g)]
         self._standing = heapq.nlargest(2, standing, key=_waiting_ms)
@@ -129,7 +137,7 @@ class Look:
                 since_s=stopped_s,
                 rank=_stopped_rank(group),
             )
-        if overdue(group) and not self._all_overdue:
+        if overdue(group) and not self._all_overdue and (epoch_is_over or stands_s >= _patient_s(group)):
             return _without_progress(group)
         if (behind_s := self._behind_s(group)) > 0.0:
             return _left_behind(group, behind_s)
@@ -187,7 +195,7 @@ class Look:
         mine, its = group.beat, None if leader is None else leader.beat
         if leader is None or its is None or mine is None or not mine.borne_ms or self._overdue(group):
             return 0.0  # of one that was not heard lately it is not known where it is
-        if mine.epoch != its.epoch or mine.step >= its.step:
+        if (mine.epoch, mine.step) >= (its.epoch, its.step):
             return 0.0
         behind_s = self.now - max(group.stepped_s, leader.stepped_s)
         return behind_s if behind_s > mine.borne_ms / 1000 else 0.0
@@ -226,7 +234,7 @@ def _stopped(group: Group) -> str:
 
 def _without_progress(group: Group) -> Gone:
     assert group.beat is not None and group.beat.overdue is not None
-    late, step = group.beat.overdue, group.beat.step
+    late, step = group.beat.overdue, group.beat.overdue.step
     idle_s, borne = late.idle_ms / 1000, f"{late.deadline_ms / 1000:.1f} s are borne"
     cause = (
         f"rank {late.rank} lives and has made no progress in {late.phase} of step {step} for {idle_s:.1f} s ({borne})"

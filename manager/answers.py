@@ -27,6 +27,7 @@ class RankView:
         idle_s: how long it has done nothing new though it waits for nobody, 0 if it waits or gets on.
         expected_s: how long it said this would take, 0 if it said nothing.
         wait_us: microseconds that it waits for the other groups in a step, 0 if that is not known.
+        asks_s: how long it has been waiting for an answer of ours, 0 if it does not.
         state: what its process does ("running", "sleeping", ...) while it does nothing new; "" if nobody looked.
     """
 
@@ -38,6 +39,7 @@ class RankView:
     idle_s: float = 0.0
     expected_s: float = 0.0
     wait_us: int = 0
+    asks_s: float = 0.0
     state: str = ""
 
 

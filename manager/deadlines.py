@@ -36,7 +36,7 @@ class _Rank:
     Attributes:
         view: what it did when it was last looked at.
         busy_s: for how long it has been at work in the step at hand, without what was declared.
-        steps: how many it has done since it began to.
+        steps: how many it has done since it is known what a microbatch takes there.
     """
 
     view: RankView
@@ -83,7 +83,7 @@ class Deadlines:
             self._learn(rank, view, now)
             deadline_s = self.of(rank, view)
             if view.stopped_s == 0.0 and view.idle_s > deadline_s:
-                found.append(Overdue(rank, view.phase, round(1000 * view.idle_s), round(1000 * deadline_s)))
+                found.append(Overdue(rank, view.phase, round(1000 * view.idle_s), round(1000 * deadline_s), view.step))
         return sorted(found, key=lambda overdue: (-overdue.idle_ms, overdue.rank))
 
     def of(self, rank: int, view: RankView) -> float:
@@ -135,7 +135,8 @@ class Deadlines:
             return
         if view.step > before.step:
             self.longest_step_s = max(self.longest_step_s, known.busy_s)
-            known.steps += view.step - before.step
+            if view.microbatch_us:  # else it came here by a copy or by entries, or is a spare: it has computed nothing
+                known.steps += view.step - before.step
             known.busy_s = 0.0
             for phase, longest_s in self._step.items():
                 self._longest.setdefault(phase, deque(maxlen=STEPS_KEPT)).append(longest_s)

@@ -98,6 +98,18 @@ class Declarations(Follower):
         self._entries.starts(step)
         self.page.enter(self.page.phase, step)
 
+    def _bounded(self, what: str, seconds: float) -> float:
+        """What may be declared of it: no run ends for a number that is too high, at its first evaluation perhaps."""
+        try:
+            self.settings.timeouts.check_declared(seconds)
+        except UsageError as error:
+            bound_s = self.settings.timeouts.reduce_timeout_s
+            if not seconds >= bound_s:
+                raise
+            self._say(f"expect({what!r}): {error}; it is taken for {bound_s:g} s")
+            return bound_s
+        return seconds
+
     @contextlib.contextmanager
     def expect(self, what: str, seconds: float | None = None) -> Iterator[None]:
         """``with manager.expect("evaluation", seconds=600):`` says that what the training thread does there is no part
@@ -112,12 +124,13 @@ class Declarations(Follower):
                 the first time as long as a first step may.
 
         Raises:
-            UsageError: for anything else, or for longer than the others would stand for it (`docs/timeouts.md`).
+            UsageError: for anything else, or seconds that are none. More than the others would stand for it
+                (`docs/timeouts.md`) is said in a line, and taken for that.
         """
         if what not in EXPECTED:
             raise UsageError(f"expect({what!r}): give {', '.join(map(repr, EXPECTED[:-1]))} or {EXPECTED[-1]!r}")
         if seconds is not None:
-            self.settings.timeouts.check_declared(seconds)
+            seconds = self._bounded(what, seconds)
         page = self.page
         before = page.phase, page.step, page.microbatches, page.expected_s
         self._enter(what, page.step, expected_s=seconds or 0.0)

@@ -131,7 +131,8 @@ def fold_views(views: dict[int, RankView]) -> list[Views]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank, view in sorted(views.items()):
         idle = int(view.idle_s).bit_length()  # below a second all are alike, then each doubling
-        alike = (view.phase, view.step, view.waiting_s > 0, view.stopped_s > 0, idle, view.expected_s, rank == slowest)
+        waits = view.waiting_s > 0, view.stopped_s > 0, view.asks_s > 0
+        alike = (view.phase, view.step, *waits, idle, view.expected_s, rank == slowest)
         groups.setdefault(alike, []).append(rank)
     return [Views(tuple(ranks), _worst([views[rank] for rank in ranks])) for ranks in groups.values()]
 
@@ -147,4 +148,5 @@ def _worst(views: list[RankView]) -> RankView:
         max(view.idle_s for view in views),
         views[0].expected_s,
         min(view.wait_us for view in views),
+        min(view.asks_s for view in views),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager import local
 from lightkeeper.manager.joining import WAIT_S
+from lightkeeper.manager.progress import PEERS
 from lightkeeper.manager.rank import Rank
 from lightkeeper.manager.reducer import Outcome
 from lightkeeper.manager.state.registry import UNNAMED
@@ -26,7 +27,8 @@ class Follower(Rank):
             assert answer.source is not None
             self._enter("heal", self.page.step)
             try:
-                fetched = self._joiner.fetch(answer.source)
+                with self.page.waiting(PEERS):
+                    fetched = self._joiner.fetch(answer.source)
             except TransferFailed as error:
                 vote = local.Vote(epoch=0, step=self.page.step, outcome="lost", error=str(error), torn=error.torn)
                 answer = self._ask(vote)
@@ -62,7 +64,8 @@ class Follower(Rank):
                 found = self._joiner.next_entry(self._entries.newest, self._reducer, wait_s=0.0)
                 if found is None:
                     self._enter("follow", index)  # it has caught up
-                    found = self._joiner.next_entry(self._entries.newest, self._reducer, WAIT_S)
+                    with self.page.waiting(PEERS):
+                        found = self._joiner.next_entry(self._entries.newest, self._reducer, WAIT_S)
             except TransferFailed as error:
                 vote = local.Vote(epoch=0, step=index, outcome="lost", error=str(error))
                 self._after_waiting(self._ask(vote))

@@ -130,7 +130,7 @@ class LocalRanks:
             since = now
         return RankView(
             page.phase, page.step, page.waiting_s, now - since, page.microbatch_us, page.idle_s, page.expected_s,
-            page.wait_us, state_of(self.pids[rank]) if page.idle_s > IDLE_S_MIN else "",
+            page.wait_us, page.asks_s, state_of(self.pids[rank]) if page.idle_s > IDLE_S_MIN else "",
         )  # fmt: skip
 
     # ------------------------------------------------------------ inside

@@ -63,6 +63,7 @@ def views_to_wire(views: Iterable[Views]) -> list[Any]:
             idle_ms=_ms(one.view.idle_s),
             expected_ms=round(1000 * one.view.expected_s),
             wait_us=one.view.wait_us,
+            asks_ms=_ms(one.view.asks_s),
         )
         for one in views
     ]
@@ -82,6 +83,7 @@ def views_from_wire(wire: Iterable[Any], ranks: range) -> tuple[Views, ...]:
                 one.idle_ms / 1000,
                 one.expected_ms / 1000,
                 one.wait_us,
+                one.asks_ms / 1000,
             ),
         )
         for one in wire

@@ -7,17 +7,21 @@ before a reduce would have been given up: nothing waits without a bound.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lightkeeper.events import schema
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.manager import local
+from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, Collect, Note, ToRanks
 from lightkeeper.manager.answers import RankView
 from lightkeeper.manager.deadlines import Deadlines
 from lightkeeper.manager.folding import fold_views
 from lightkeeper.manager.leaving import Leaving
+from lightkeeper.manager.progress import EXPECTED
 from lightkeeper.manager.settings import Settings
 
 DOING_MAX = 16  # kinds of doing that one beat tells
+MAY_SAVE = ("apply", *EXPECTED)  # in these a script may well do what must come to its end
 
 
 class Overdues(Leaving):
@@ -29,20 +33,38 @@ class Overdues(Leaving):
         self.overdue: m.Overdue | None = None
         self._said_stuck: set[tuple[int, str, int]] = set()  # rank, phase, step
         self._armed = False
+        self._answered: dict[int, float] = {}  # ranks that seem to wait for an answer which they were given, since when
 
     def _mind_progress(self, now: float) -> list[Action]:
         """Looks at what the ranks do."""
         self.deadlines.floor_s = self.settings.timeouts.stall_floor(self.lease_s)
-        overdue = self.deadlines.look(self._views, now)
+        overdue = self.deadlines.look({r: self._as_answered(r, view, now) for r, view in self._views.items()}, now)
+        if self.errors or self.died is not None:
+            overdue = []  # it ends: an interpreter may take its time over that
         self.overdue = overdue[0] if overdue else None
         actions = self._say_armed()
         for one in overdue:
             actions += self._say_stuck(one)
         if not overdue:
             self._said_stuck.clear()
+        elif self.stopped is not None and overdue[0].phase not in MAY_SAVE:
+            return actions + self._outlives(overdue[0])
         elif overdue[0].idle_ms > 1000 * self.settings.timeouts.reduce_timeout_s:
             return actions + self._hangs(overdue[0])
         return actions
+
+    def _as_answered(self, rank: int, view: RankView, now: float) -> RankView:
+        """A rank that was given its answer and does not get on is at its own turn, whatever its page says."""
+        if not view.asks_s or rank in self.waiting:
+            self._answered.pop(rank, None)
+            return view
+        return replace(view, idle_s=min(view.asks_s, now - self._answered.setdefault(rank, now)))
+
+    def _outlives(self, overdue: m.Overdue) -> list[Action]:
+        """The job has ended, and a rank does not come to hear it."""
+        assert self.stopped is not None
+        code = exits.GAVE_UP if self.stopped.ok else exits.STOPPED
+        return self._finish(code, f"{in_words(overdue)}; the job has ended meanwhile: {self.stopped.reason}")
 
     def _say_armed(self) -> list[Action]:
         deadlines = self.deadlines.news()
@@ -57,22 +79,22 @@ class Overdues(Leaving):
 
     def _say_stuck(self, overdue: m.Overdue) -> list[Action]:
         view = self._views[overdue.rank]
-        key = (overdue.rank, overdue.phase, view.step)
+        key = (overdue.rank, overdue.phase, overdue.step)
         if key in self._said_stuck:
             return []
         self._said_stuck.add(key)
         how = self.deadlines.how(overdue.rank, view)
         stuck = schema.Stuck(
-            group=self.settings.group, rank=overdue.rank, phase=overdue.phase, step=view.step,
+            group=self.settings.group, rank=overdue.rank, phase=overdue.phase, step=overdue.step,
             since_s=overdue.idle_ms / 1000, deadline_s=overdue.deadline_ms / 1000, how=how,
             state=view.state,
         )  # fmt: skip
-        said = in_words(overdue, view.step)
-        return [Note(stuck), ToRanks(local.Say(line=said), overdue.rank), Collect("stuck", said, view.step)]
+        said = in_words(overdue)
+        return [Note(stuck), ToRanks(local.Say(line=said), overdue.rank), Collect("stuck", said, overdue.step)]
 
     def _hangs(self, overdue: m.Overdue) -> list[Action]:
         """Nobody has left this group out for it: nobody stands for it, or no lighthouse is there."""
-        cause = f"{in_words(overdue, self._views[overdue.rank].step)}; nobody else has got on either"
+        cause = f"{in_words(overdue)}; nobody else has got on either"
         return self._give_up(cause)
 
     def _doing(self) -> tuple[m.Doing, ...]:
@@ -83,9 +105,9 @@ class Overdues(Leaving):
         )
 
 
-def in_words(overdue: m.Overdue, step: int) -> str:
+def in_words(overdue: m.Overdue) -> str:
     """``rank 1 has made no progress in compute of step 12 for 16.0 s (15.0 s are borne)``."""
-    where = f"{overdue.phase} of step {step}"
+    where = f"{overdue.phase} of step {overdue.step}"
     borne = f"{overdue.deadline_ms / 1000:.1f} s are borne"
     return f"rank {overdue.rank} has made no progress in {where} for {overdue.idle_ms / 1000:.1f} s ({borne})"
 

@@ -6,10 +6,12 @@ thread: a rank that holds the interpreter lock still shows in which phase it doe
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +38,9 @@ PHASES = (
 )
 EXPECTED = ("checkpoint", "compile", "evaluation", "profile")  # what a loop declares with `Manager.expect`
 STANDING = ("before", "reduce", "closing")  # in these it waits for the other groups
-WATCHED = ("compute", "before", "reduce", "closing", "apply", "replay", *EXPECTED)  # in these it must get on by itself
-NOBODY, OWN, OTHERS = range(3)  # whom it waits for: it is its own turn; ranks of its own group; the other groups
+LATER = ("start", "join", "ended")  # in these nobody waits for it; in all others it must get on by itself
+# whom it waits for: it is its own turn; ranks of its own group; the other groups; its manager's answer; donors, peers
+NOBODY, OWN, OTHERS, ANSWER, PEERS = range(5)
 # phase, step, since_ns, beat_ns, microbatches, microbatch_us, waits_for, moved_ns, expected_us, wait_us
 _LAYOUT = struct.Struct("<qqqqqqqqqq")
 SIZE = _LAYOUT.size
@@ -58,7 +61,8 @@ class Progress:
         silent_s: seconds since the rank's own thread last beat.
         microbatches: microbatches begun in this step.
         microbatch_us: microseconds that one takes, 0 while that is not known.
-        waits_for: `NOBODY`, `OWN` (ranks of its group) or `OTHERS` (groups).
+        waits_for: `NOBODY`, `OWN` (ranks of its group), `OTHERS` (groups), `ANSWER` (its manager's) or `PEERS` (that
+            it connects to, or fetches from).
         moved_s: seconds since it did anything new, or began to wait for somebody else.
         expected_s: seconds that it said this phase would take, 0 if it said nothing.
         wait_us: microseconds that it waits for the other groups in a step, 0 while that is not known.
@@ -78,7 +82,12 @@ class Progress:
     @property
     def idle_s(self) -> float:
         """Seconds for which it has done nothing new though it waits for nobody; 0 where it need not get on."""
-        return self.moved_s if self.phase in WATCHED and self.waits_for == NOBODY else 0.0
+        return self.moved_s if self.phase not in LATER and self.waits_for == NOBODY else 0.0
+
+    @property
+    def asks_s(self) -> float:
+        """Seconds for which it has been waiting for its manager's answer, 0 if it does not."""
+        return self.moved_s if self.waits_for == ANSWER else 0.0
 
     @property
     def waiting_s(self) -> float:
@@ -123,8 +132,17 @@ class ProgressPage:
         )  # fmt: skip
 
     def waits(self, whom: int) -> None:
-        """Whom the training thread waits for from now on: `NOBODY`, `OWN` or `OTHERS`."""
+        """Whom the training thread waits for from now on."""
         _WAITS.pack_into(self._page, _WAITS_AT, whom, time.monotonic_ns())
+
+    @contextlib.contextmanager
+    def waiting(self, whom: int) -> Iterator[None]:
+        """What is done inside waits for these."""
+        self.waits(whom)
+        try:
+            yield
+        finally:
+            self.waits(NOBODY)
 
     def beat(self) -> None:
         """The rank's listening thread lives."""

@@ -26,7 +26,7 @@ from lightkeeper.manager.fingerprint import Modules, Optimizers, named_optimizer
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, Over
 from lightkeeper.manager.joining import Joiner
 from lightkeeper.manager.pace import Pace
-from lightkeeper.manager.progress import OTHERS, ProgressPage
+from lightkeeper.manager.progress import ANSWER, NOBODY, OTHERS, PEERS, ProgressPage
 from lightkeeper.manager.pushes import PushesTo
 from lightkeeper.manager.randomness import seed_microbatch
 from lightkeeper.manager.record import StepRecord
@@ -195,10 +195,14 @@ class Rank:
 
     def _ask(self, message: local.Ready | local.Vote) -> local.Answer:
         """The group's answer; while it stands it may have to copy its state for a joiner first."""
+        self.page.waits(ANSWER)
         answer = self._client.call(message)
         while answer.verdict == "copy":
+            self.page.waits(NOBODY)
             self._copy(standing=True)
+            self.page.waits(ANSWER)
             answer = self._client.next_answer()
+        self.page.waits(NOBODY)
         return answer
 
     def _copy(self, standing: bool = False) -> None:
@@ -244,12 +248,18 @@ class Rank:
     def _take_up(self) -> None:
         """Takes the plan's epoch up: its group, and what a step that is done in it needs first."""
         assert self._plan is not None and self._reducer is not None
-        self._group = ShownGroup(self._epochs.take(self._plan.epoch), self.page.waits, OTHERS)
+        self._group = self._taken(self._plan.epoch)
         self._reducer.attach(self._group)
         self._epochs.drop(self._plan.epoch)
         if self._plan.adopt is None:
             self._share = self._plan.share
             self._reduce_before()
+
+    def _taken(self, epoch: int) -> EpochGroup:
+        """An epoch's group, once its members have connected."""
+        with self.page.waiting(PEERS):
+            group = self._epochs.take(epoch)
+        return ShownGroup(group, self.page.waits, OTHERS)
 
     def _together(self, do: Callable[[], None]) -> None:
         """Does what all ranks of this group must have done before one of them goes on in the plan's epoch.
@@ -313,7 +323,8 @@ class Rank:
             self._outcome = self._reducer.adopt()  # reduced here, though the group did not commit it
         else:
             self._reduced_as = None
-            self._outcome = self._entries.fetch(adopt, self._reducer)
+            with self.page.waiting(PEERS):
+                self._outcome = self._entries.fetch(adopt, self._reducer)
             self._reduced_as = name
             fetched = sum(buffer.nbytes for buffer in self._reducer.pending_buffers())
         self._record.adopts(adopt, fetched)
@@ -326,7 +337,7 @@ class Rank:
         assert self._reducer is not None
         self._plan = self._epochs.plan(epoch)
         try:
-            self._group = ShownGroup(self._epochs.take(epoch), self.page.waits, OTHERS)
+            self._group = self._taken(epoch)
         except GroupFailed as error:
             self._group = Over(error)  # a recovery has ended it already: the next reduce says so
         self._suspects = None

@@ -236,16 +236,18 @@ class Beat(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., total: _Optional[int] = ..., slowest: _Optional[int] = ..., wait_us: _Optional[int] = ..., overdue: _Optional[_Union[Overdue, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[Doing, _Mapping]]] = ..., borne_ms: _Optional[int] = ...) -> None: ...
 
 class Overdue(_message.Message):
-    __slots__ = ("rank", "phase", "idle_ms", "deadline_ms")
+    __slots__ = ("rank", "phase", "idle_ms", "deadline_ms", "step")
     RANK_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     IDLE_MS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     rank: int
     phase: str
     idle_ms: int
     deadline_ms: int
-    def __init__(self, rank: _Optional[int] = ..., phase: _Optional[str] = ..., idle_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    step: int
+    def __init__(self, rank: _Optional[int] = ..., phase: _Optional[str] = ..., idle_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Doing(_message.Message):
     __slots__ = ("ranks", "phase", "step", "idle_ms", "waiting_ms", "stopped_ms")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lightkeeper.protos import lighthouse_pb2 as lightkeeper_dot_protos_dot_lighthouse__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lightkeeper/protos/manager.proto\x12\x0elightkeeper.v1\x1a#lightkeeper/protos/lighthouse.proto\"&\n\x04Said\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07message\x18\x02 \x01(\x0c\".\n\x08SaidMany\x12\"\n\x04said\x18\x01 \x03(\x0b\x32\x14.lightkeeper.v1.Said\"\xc8\x02\n\x08\x46romNode\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.lightkeeper.v1.NodeHelloH\x00\x12(\n\x04said\x18\x02 \x01(\x0b\x32\x18.lightkeeper.v1.SaidManyH\x00\x12(\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x18.lightkeeper.v1.NodeBeatH\x00\x12*\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x19.lightkeeper.v1.RankEndedH\x00\x12-\n\x05leave\x18\x05 \x01(\x0b\x32\x1c.lightkeeper.v1.AskedToLeaveH\x00\x12,\n\x06\x66\x65nced\x18\x06 \x01(\x0b\x32\x1a.lightkeeper.v1.NodeFencedH\x00\x12(\n\x04lost\x18\x07 \x01(\x0b\x32\x18.lightkeeper.v1.NodeLostH\x00\x42\t\n\x07message\"\xf0\x01\n\x06ToNode\x12*\n\x05taken\x18\x01 \x01(\x0b\x32\x19.lightkeeper.v1.NodeTakenH\x00\x12.\n\x07refused\x18\x02 \x01(\x0b\x32\x1b.lightkeeper.v1.NodeRefusedH\x00\x12(\n\x04said\x18\x03 \x01(\x0b\x32\x18.lightkeeper.v1.SaidManyH\x00\x12*\n\x05\x61live\x18\x04 \x01(\x0b\x32\x19.lightkeeper.v1.NodeAliveH\x00\x12)\n\x04\x65nds\x18\x05 \x01(\x0b\x32\x19.lightkeeper.v1.GroupEndsH\x00\x42\t\n\x07message\"f\n\tNodeHello\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tnode_rank\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\"d\n\tNodeTaken\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x17\n\x0frendezvous_host\x18\x03 \x01(\t\x12\x17\n\x0frendezvous_port\x18\x04 \x01(\r\",\n\x0bNodeRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05retry\x18\x02 \x01(\x08\"\xad\x01\n\tRankViews\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x12\n\nwaiting_ms\x18\x04 \x01(\r\x12\x12\n\nstopped_ms\x18\x05 \x01(\r\x12\x15\n\rmicrobatch_us\x18\x06 \x01(\x04\x12\x0f\n\x07idle_ms\x18\x07 \x01(\r\x12\x13\n\x0b\x65xpected_ms\x18\x08 \x01(\x04\x12\x0f\n\x07wait_us\x18\t \x01(\x04\"4\n\x08NodeBeat\x12(\n\x05views\x18\x01 \x03(\x0b\x32\x19.lightkeeper.v1.RankViews\"\x1d\n\tNodeAlive\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"v\n\tRankEnded\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x16\n\texit_code\x18\x02 \x01(\x11H\x00\x88\x01\x01\x12,\n\x04view\x18\x03 \x01(\x0b\x32\x19.lightkeeper.v1.RankViewsH\x01\x88\x01\x01\x42\x0c\n\n_exit_codeB\x07\n\x05_view\"X\n\x0c\x41skedToLeave\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x08\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"e\n\tGroupEnds\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x17\n\nfirst_exit\x18\x03 \x01(\x11H\x00\x88\x01\x01\x12\r\n\x05\x61sked\x18\x04 \x01(\x08\x42\r\n\x0b_first_exit\"\x19\n\x08NodeLost\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"\x1a\n\nNodeFenced\x12\x0c\n\x04left\x18\x01 \x03(\r\"Q\n\rSetKeyRequest\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.lightkeeper.v1.Epoch\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\r\n\x0bSetKeyReply\"V\n\rGetKeyRequest\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.lightkeeper.v1.Epoch\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x1c\n\x0bGetKeyReply\x12\r\n\x05value\x18\x01 \x01(\x0c\"\x13\n\x11GroupStateRequest\"\xb0\x02\n\x0fGroupStateReply\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x33\n\nmembership\x18\x03 \x01(\x0b\x32\x1a.lightkeeper.v1.MembershipH\x00\x88\x01\x01\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x10\n\x08in_touch\x18\x06 \x01(\x08\x12\x0f\n\x07\x61way_ms\x18\x07 \x01(\x04\x12\x12\n\nlighthouse\x18\x08 \x01(\t\x12\x12\n\nwaiting_ms\x18\t \x01(\x04\x12\x10\n\x08suspects\x18\n \x03(\t\x12\x0f\n\x07standby\x18\x0b \x01(\t\x12\x0c\n\x04over\x18\x0c \x01(\t\x12\x10\n\x08promised\x18\r \x01(\x04\x12\n\n\x02\x61t\x18\x0e \x01(\tB\r\n\x0b_membership2\xa5\x02\n\x07Manager\x12\x44\n\x06SetKey\x12\x1d.lightkeeper.v1.SetKeyRequest\x1a\x1b.lightkeeper.v1.SetKeyReply\x12\x44\n\x06GetKey\x12\x1d.lightkeeper.v1.GetKeyRequest\x1a\x1b.lightkeeper.v1.GetKeyReply\x12P\n\nGroupState\x12!.lightkeeper.v1.GroupStateRequest\x1a\x1f.lightkeeper.v1.GroupStateReply\x12<\n\x04Node\x12\x18.lightkeeper.v1.FromNode\x1a\x16.lightkeeper.v1.ToNode(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lightkeeper/protos/manager.proto\x12\x0elightkeeper.v1\x1a#lightkeeper/protos/lighthouse.proto\"&\n\x04Said\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07message\x18\x02 \x01(\x0c\".\n\x08SaidMany\x12\"\n\x04said\x18\x01 \x03(\x0b\x32\x14.lightkeeper.v1.Said\"\xc8\x02\n\x08\x46romNode\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.lightkeeper.v1.NodeHelloH\x00\x12(\n\x04said\x18\x02 \x01(\x0b\x32\x18.lightkeeper.v1.SaidManyH\x00\x12(\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x18.lightkeeper.v1.NodeBeatH\x00\x12*\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x19.lightkeeper.v1.RankEndedH\x00\x12-\n\x05leave\x18\x05 \x01(\x0b\x32\x1c.lightkeeper.v1.AskedToLeaveH\x00\x12,\n\x06\x66\x65nced\x18\x06 \x01(\x0b\x32\x1a.lightkeeper.v1.NodeFencedH\x00\x12(\n\x04lost\x18\x07 \x01(\x0b\x32\x18.lightkeeper.v1.NodeLostH\x00\x42\t\n\x07message\"\xf0\x01\n\x06ToNode\x12*\n\x05taken\x18\x01 \x01(\x0b\x32\x19.lightkeeper.v1.NodeTakenH\x00\x12.\n\x07refused\x18\x02 \x01(\x0b\x32\x1b.lightkeeper.v1.NodeRefusedH\x00\x12(\n\x04said\x18\x03 \x01(\x0b\x32\x18.lightkeeper.v1.SaidManyH\x00\x12*\n\x05\x61live\x18\x04 \x01(\x0b\x32\x19.lightkeeper.v1.NodeAliveH\x00\x12)\n\x04\x65nds\x18\x05 \x01(\x0b\x32\x19.lightkeeper.v1.GroupEndsH\x00\x42\t\n\x07message\"f\n\tNodeHello\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tnode_rank\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\"d\n\tNodeTaken\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x17\n\x0frendezvous_host\x18\x03 \x01(\t\x12\x17\n\x0frendezvous_port\x18\x04 \x01(\r\",\n\x0bNodeRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05retry\x18\x02 \x01(\x08\"\xbe\x01\n\tRankViews\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x12\n\nwaiting_ms\x18\x04 \x01(\r\x12\x12\n\nstopped_ms\x18\x05 \x01(\r\x12\x15\n\rmicrobatch_us\x18\x06 \x01(\x04\x12\x0f\n\x07idle_ms\x18\x07 \x01(\r\x12\x13\n\x0b\x65xpected_ms\x18\x08 \x01(\x04\x12\x0f\n\x07wait_us\x18\t \x01(\x04\x12\x0f\n\x07\x61sks_ms\x18\n \x01(\r\"4\n\x08NodeBeat\x12(\n\x05views\x18\x01 \x03(\x0b\x32\x19.lightkeeper.v1.RankViews\"\x1d\n\tNodeAlive\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"v\n\tRankEnded\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x16\n\texit_code\x18\x02 \x01(\x11H\x00\x88\x01\x01\x12,\n\x04view\x18\x03 \x01(\x0b\x32\x19.lightkeeper.v1.RankViewsH\x01\x88\x01\x01\x42\x0c\n\n_exit_codeB\x07\n\x05_view\"X\n\x0c\x41skedToLeave\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x08\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"e\n\tGroupEnds\x12\x11\n\texit_code\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x17\n\nfirst_exit\x18\x03 \x01(\x11H\x00\x88\x01\x01\x12\r\n\x05\x61sked\x18\x04 \x01(\x08\x42\r\n\x0b_first_exit\"\x19\n\x08NodeLost\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"\x1a\n\nNodeFenced\x12\x0c\n\x04left\x18\x01 \x03(\r\"Q\n\rSetKeyRequest\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.lightkeeper.v1.Epoch\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\r\n\x0bSetKeyReply\"V\n\rGetKeyRequest\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.lightkeeper.v1.Epoch\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x1c\n\x0bGetKeyReply\x12\r\n\x05value\x18\x01 \x01(\x0c\"\x13\n\x11GroupStateRequest\"\xb0\x02\n\x0fGroupStateReply\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x33\n\nmembership\x18\x03 \x01(\x0b\x32\x1a.lightkeeper.v1.MembershipH\x00\x88\x01\x01\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x10\n\x08in_touch\x18\x06 \x01(\x08\x12\x0f\n\x07\x61way_ms\x18\x07 \x01(\x04\x12\x12\n\nlighthouse\x18\x08 \x01(\t\x12\x12\n\nwaiting_ms\x18\t \x01(\x04\x12\x10\n\x08suspects\x18\n \x03(\t\x12\x0f\n\x07standby\x18\x0b \x01(\t\x12\x0c\n\x04over\x18\x0c \x01(\t\x12\x10\n\x08promised\x18\r \x01(\x04\x12\n\n\x02\x61t\x18\x0e \x01(\tB\r\n\x0b_membership2\xa5\x02\n\x07Manager\x12\x44\n\x06SetKey\x12\x1d.lightkeeper.v1.SetKeyRequest\x1a\x1b.lightkeeper.v1.SetKeyReply\x12\x44\n\x06GetKey\x12\x1d.lightkeeper.v1.GetKeyRequest\x1a\x1b.lightkeeper.v1.GetKeyReply\x12P\n\nGroupState\x12!.lightkeeper.v1.GroupStateRequest\x1a\x1f.lightkeeper.v1.GroupStateReply\x12<\n\x04Node\x12\x18.lightkeeper.v1.FromNode\x1a\x16.lightkeeper.v1.ToNode(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,33 +47,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEREFUSED']._serialized_start=957
   _globals['_NODEREFUSED']._serialized_end=1001
   _globals['_RANKVIEWS']._serialized_start=1004
-  _globals['_RANKVIEWS']._serialized_end=1177
-  _globals['_NODEBEAT']._serialized_start=1179
-  _globals['_NODEBEAT']._serialized_end=1231
-  _globals['_NODEALIVE']._serialized_start=1233
-  _globals['_NODEALIVE']._serialized_end=1262
-  _globals['_RANKENDED']._serialized_start=1264
-  _globals['_RANKENDED']._serialized_end=1382
-  _globals['_ASKEDTOLEAVE']._serialized_start=1384
-  _globals['_ASKEDTOLEAVE']._serialized_end=1472
-  _globals['_GROUPENDS']._serialized_start=1474
-  _globals['_GROUPENDS']._serialized_end=1575
-  _globals['_NODELOST']._serialized_start=1577
-  _globals['_NODELOST']._serialized_end=1602
-  _globals['_NODEFENCED']._serialized_start=1604
-  _globals['_NODEFENCED']._serialized_end=1630
-  _globals['_SETKEYREQUEST']._serialized_start=1632
-  _globals['_SETKEYREQUEST']._serialized_end=1713
-  _globals['_SETKEYREPLY']._serialized_start=1715
-  _globals['_SETKEYREPLY']._serialized_end=1728
-  _globals['_GETKEYREQUEST']._serialized_start=1730
-  _globals['_GETKEYREQUEST']._serialized_end=1816
-  _globals['_GETKEYREPLY']._serialized_start=1818
-  _globals['_GETKEYREPLY']._serialized_end=1846
-  _globals['_GROUPSTATEREQUEST']._serialized_start=1848
-  _globals['_GROUPSTATEREQUEST']._serialized_end=1867
-  _globals['_GROUPSTATEREPLY']._serialized_start=1870
-  _globals['_GROUPSTATEREPLY']._serialized_end=2174
-  _globals['_MANAGER']._serialized_start=2177
-  _globals['_MANAGER']._serialized_end=2470
+  _globals['_RANKVIEWS']._serialized_end=1194
+  _globals['_NODEBEAT']._serialized_start=1196
+  _globals['_NODEBEAT']._serialized_end=1248
+  _globals['_NODEALIVE']._serialized_start=1250
+  _globals['_NODEALIVE']._serialized_end=1279
+  _globals['_RANKENDED']._serialized_start=1281
+  _globals['_RANKENDED']._serialized_end=1399
+  _globals['_ASKEDTOLEAVE']._serialized_start=1401
+  _globals['_ASKEDTOLEAVE']._serialized_end=1489
+  _globals['_GROUPENDS']._serialized_start=1491
+  _globals['_GROUPENDS']._serialized_end=1592
+  _globals['_NODELOST']._serialized_start=1594
+  _globals['_NODELOST']._serialized_end=1619
+  _globals['_NODEFENCED']._serialized_start=1621
+  _globals['_NODEFENCED']._serialized_end=1647
+  _globals['_SETKEYREQUEST']._serialized_start=1649
+  _globals['_SETKEYREQUEST']._serialized_end=1730
+  _globals['_SETKEYREPLY']._serialized_start=1732
+  _globals['_SETKEYREPLY']._serialized_end=1745
+  _globals['_GETKEYREQUEST']._serialized_start=1747
+  _globals['_GETKEYREQUEST']._serialized_end=1833
+  _globals['_GETKEYREPLY']._serialized_start=1835
+  _globals['_GETKEYREPLY']._serialized_end=1863
+  _globals['_GROUPSTATEREQUEST']._serialized_start=1865
+  _globals['_GROUPSTATEREQUEST']._serialized_end=1884
+  _globals['_GROUPSTATEREPLY']._serialized_start=1887
+  _globals['_GROUPSTATEREPLY']._serialized_end=2191
+  _globals['_MANAGER']._serialized_start=2194
+  _globals['_MANAGER']._serialized_end=2487
 # @@protoc_insertion_point(module_scope)

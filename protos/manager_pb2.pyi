@@ -90,7 +90,7 @@ class NodeRefused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
 
 class RankViews(_message.Message):
-    __slots__ = ("ranks", "phase", "step", "waiting_ms", "stopped_ms", "microbatch_us", "idle_ms", "expected_ms", "wait_us")
+    __slots__ = ("ranks", "phase", "step", "waiting_ms", "stopped_ms", "microbatch_us", "idle_ms", "expected_ms", "wait_us", "asks_ms")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class RankViews(_message.Message):
     IDLE_MS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_MS_FIELD_NUMBER: _ClassVar[int]
     WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    ASKS_MS_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     phase: str
     step: int
@@ -109,7 +110,8 @@ class RankViews(_message.Message):
     idle_ms: int
     expected_ms: int
     wait_us: int
-    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., idle_ms: _Optional[int] = ..., expected_ms: _Optional[int] = ..., wait_us: _Optional[int] = ...) -> None: ...
+    asks_ms: int
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., waiting_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., microbatch_us: _Optional[int] = ..., idle_ms: _Optional[int] = ..., expected_ms: _Optional[int] = ..., wait_us: _Optional[int] = ..., asks_ms: _Optional[int] = ...) -> None: ...
 
 class NodeBeat(_message.Message):
     __slots__ = ("views",)

@@ -11,7 +11,7 @@ from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import AskMembers, End, Kill, Note, Tell, ToRanks
 from lightkeeper.manager.folding import Said
 from lightkeeper.manager.machine import GroupMachine, RankView
-from lightkeeper.manager.progress import STANDING, WATCHED
+from lightkeeper.manager.progress import STANDING
 from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.standing import Word
 from lightkeeper.simulator.clock import Process
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightkeeper.simulator.world import World
 
 BACKOFF_S = (0.025, 0.25)
+OWN_WORK = ("compute", "apply", "replay")  # in which a rank waits for nobody
 PUSH_S = (0.0001, 0.0005)
 SEES_EXIT_S = (0.001, 0.01)
 SAID_LAST_S = 0.05
@@ -265,7 +266,7 @@ class GroupProcess(Process):
             self._stopped_since.pop(rank.index, None)
             since = self.now
         waiting_s = self.clock.now - rank.since if rank.phase in STANDING else 0.0
-        idle_s = self.clock.now - rank.since if rank.phase in WATCHED and not waiting_s else 0.0
+        idle_s = self.clock.now - rank.since if rank.phase in OWN_WORK else 0.0
         return RankView(rank.phase, rank.step, waiting_s, self.now - since, rank.pace.microbatch_us, idle_s)
 
     @property

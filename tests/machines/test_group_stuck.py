@@ -14,7 +14,7 @@ def does(world: GroupWorld, seconds: float, phase: str = "compute", step: int = 
     """Rank 1 does this for so long; rank 0 waits for it."""
     for tick in range(round(seconds / 0.25)):
         idle_s = 0.25 * (tick + 1)
-        view = RankView(phase, step, 0.0, 0.0, idle_s=idle_s, expected_s=expected_s)
+        view = RankView(phase, step, 0.0, 0.0, 1000, idle_s=idle_s, expected_s=expected_s)
         world.pass_s(0.25, {0: RankView("reduce", step, idle_s, 0.0), 1: view})
 
 
@@ -34,7 +34,7 @@ def test_a_stuck_rank_is_told_to_the_lighthouse_at_once_with_what_is_borne() -> 
     assert not [beat for beat in world.said(m.Beat) if beat.overdue]
     does(world, 16.0, step=4)
     beats = [beat for beat in world.said(m.Beat) if beat.overdue]
-    assert beats[0].overdue == m.Overdue(1, "compute", 15250, 15000)
+    assert beats[0].overdue == m.Overdue(1, "compute", 15250, 15000, 4)
     assert {doing.ranks: doing.phase for doing in beats[0].ranks} == {(0,): "reduce", (1,): "compute"}
     assert not world.ended, "whether anybody waits for it, others know"
 
@@ -76,3 +76,48 @@ def test_a_group_that_nobody_waits_for_ends_after_as_long_as_a_reduce_may_stand(
     (end,) = world.ended
     assert end.exit_code == exits.GAVE_UP and "rank 1 has made no progress in compute of step 4" in end.reason
     assert world.killed
+
+
+def test_a_rank_that_was_answered_and_does_not_get_on_is_stuck_in_its_vote() -> None:
+    world = started()
+    world.forget()
+    for tick in range(80):
+        asks = RankView("vote", 4, 0.0, 0.0, 1000, asks_s=0.25 * (tick + 1))
+        world.pass_s(0.25, {0: RankView("reduce", 5, 1.0, 0.0, 1000), 1: asks})
+    (stuck,) = [event for event in world.events if isinstance(event, schema.Stuck)]
+    assert (stuck.rank, stuck.phase, stuck.step) == (1, "vote", 4)
+
+
+def test_a_rank_that_waits_for_an_answer_is_not() -> None:
+    world = started()
+    world.vote(1, "reduced", 0, at=1)
+    world.forget()
+    for tick in range(80):
+        asks = RankView("vote", 4, 0.0, 0.0, 1000, asks_s=0.25 * (tick + 1))
+        world.pass_s(0.25, {0: RankView("compute", 4, 0.0, 0.0, 1000, idle_s=1.0), 1: asks})
+    assert not [event for event in world.events if isinstance(event, schema.Stuck)]
+
+
+def test_who_raised_and_takes_its_time_to_end_is_not_called_stuck() -> None:
+    world = started()
+    error = local.RankError(step=4, type="ValueError", message="bad", where="", traceback="")
+    world.rank_says(1, error)
+    world.forget()
+    does(world, 9.0, step=4)
+    assert not [event for event in world.events if isinstance(event, schema.Stuck)]
+
+
+def test_a_group_whose_job_has_ended_does_not_wait_for_a_stuck_rank() -> None:
+    world = started()
+    does(world, 16.0, step=4)
+    world.hears(m.Stop("all groups asked to leave: SIGTERM", ok=True))
+    does(world, 17.0, step=4)
+    (end,) = world.ended
+    assert end.exit_code == exits.GAVE_UP and "the job has ended meanwhile: all groups asked to leave" in end.reason
+
+
+def test_it_lets_what_may_be_a_save_come_to_its_end() -> None:
+    world = started()
+    world.hears(m.Stop("finished: step 5 is final", ok=True))
+    does(world, 60.0, "apply", 4)
+    assert not world.ended

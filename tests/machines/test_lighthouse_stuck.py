@@ -9,16 +9,19 @@ from lightkeeper.lighthouse import messages as m
 
 
 def late(rank: int = 1, idle_s: float = 16.0) -> m.Overdue:
-    return m.Overdue(rank, "compute", round(1000 * idle_s), 15_000)
+    return m.Overdue(rank, "compute", round(1000 * idle_s), 15_000, 5)
 
 
 def test_a_stuck_member_is_left_out_once_another_stands_for_it() -> None:
     world = World()
     world.start()
-    world.beat("g2", 5, overdue=late())
+    world.beat("g2", 5, overdue=late(), borne_ms=15_000, microbatch_ms=1)
     world.tick()
     assert not world.noted("group_lost"), "nobody stands"
-    world.beat("g0", 5, waiting_ms=900)
+    world.beat("g0", 5, waiting_ms=900, microbatch_ms=1)
+    world.tick()
+    assert not world.noted("group_lost"), "something that all share may just have answered again"
+    world.beat("g0", 5, waiting_ms=7600, microbatch_ms=1)
     world.tick()
     (lost,) = world.noted("group_lost")
     assert (lost["group"], lost["detected_by"], lost["rank"], lost["since_s"]) == ("g2", "progress", 1, 16.0)
@@ -32,8 +35,8 @@ def test_a_stuck_member_is_left_out_once_another_stands_for_it() -> None:
 def test_what_it_says_after_that_does_not_bring_it_back() -> None:
     world = World()
     world.start()
-    world.beat("g2", 5, overdue=late())
-    world.beat("g0", 5, waiting_ms=900)
+    world.beat("g2", 5, overdue=late(), microbatch_ms=1)
+    world.beat("g0", 5, waiting_ms=900, microbatch_ms=1)
     world.tick()
     world.beat("g2", 5)
     world.tick()
@@ -44,8 +47,21 @@ def test_if_all_members_are_stuck_alike_it_is_nobodys_fault() -> None:
     world = World(groups=2, minimum=1)
     world.start()
     for name in ("g0", "g1"):
-        world.beat(name, 5, overdue=late(), waiting_ms=0)
-    world.pass_s(30.0, {})
+        world.beat(name, 5, overdue=late(), borne_ms=15_000, microbatch_ms=1)
+    world.tick()
+    assert not world.noted("group_lost")
+    world.beat("g0", 6, waiting_ms=3000, microbatch_ms=1)
+    world.tick()
+    assert not world.noted("group_lost"), "g0 was the first to get on, and has stood for 3 s"
+
+
+def test_a_spare_that_stands_for_all_workers_does_not_make_it_their_fault() -> None:
+    world = World(groups=3, minimum=1, spares=1)
+    world.start()
+    for name in ("g0", "g1"):
+        world.beat(name, 5, overdue=late(), borne_ms=15_000, microbatch_ms=1)
+    world.beat("g2", 5, phase="reduce", waiting_ms=20_000)
+    world.tick()
     assert not world.noted("group_lost")
 
 
@@ -144,6 +160,32 @@ def test_nobody_is_asked_to_leave_below_the_minimum() -> None:
     world.paces["g1"] = 30.0
     world.steps(60)
     assert world.noted("slow") and not world.told("g1", m.Drain)
+
+
+def test_a_joiner_that_follows_no_more_is_left_out_though_an_entry_has_made_it_a_member() -> None:
+    """It had caught up, was named in the next epoch, and is stuck since: all stand for it."""
+    world = World()
+    world.start()
+    world.die("g2", step=3)
+    for name in ("g0", "g1"):
+        world.promise(name, 2, held=tuple(range(12)) if name == "g0" else tuple(range(12, 24)))
+    world.arrive("g2/i2")
+    for name in ("g0", "g1"):
+        world.beat(name, 4)
+    world.beat("g2/i2", 4, phase="follow", epoch=0, borne_ms=15_000)
+    planned = world.planned("g0")
+    since = world.now
+    while world.now < since + 17.0:
+        world.now += BEAT_S
+        for name in ("g0", "g1"):
+            waiting_ms = round(1000 * (world.now - since))
+            world.beat(name, 12, epoch=planned.epoch.number, waiting_ms=waiting_ms, microbatch_ms=1)
+        world.beat("g2/i2", 4, phase="follow", epoch=0, borne_ms=15_000)
+        world.tick()
+        if world.now < since + 14.0:
+            assert len(world.noted("group_lost")) == 1, "only the one that died"
+    _, lost = world.noted("group_lost")
+    assert (lost["group"], lost["incarnation"], lost["detected_by"]) == ("g2", "i2", "progress")
 
 
 # ---------------------------------------------------------------- who is left behind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ def test_a_recovery_voids_the_ready_flag_given_before_it() -> None:
     manager = Manager.__new__(Manager)
     manager._reducer = manager._record = manager._injector = Anything()
     manager._epochs = SimpleNamespace(take=lambda epoch: Alone(), drop=lambda epoch: None)
-    manager.page = SimpleNamespace(step=5, phase="compute", enter=lambda *args: None, waits=None)
+    manager.page = SimpleNamespace(step=5, phase="compute", enter=lambda *args: None, waits=None, waiting=nullcontext)
     manager._ready, manager._step = 2, None
     manager._until, manager._microbatches, manager._cancels = None, 1, False
     manager._within, manager._before = Within(), BeforeExtras(ExtrasLayout())

@@ -51,6 +51,18 @@ def test_a_rank_that_makes_no_progress_is_left_out_and_named(job: Job, kind: str
     assert f"{phase} of step {AT} for " in phases.phases["g2"] and "reduce of step" in phases.phases["g0"]
 
 
+def test_a_rank_that_put_its_part_in_and_does_not_vote_is_left_out(job: Job) -> None:
+    """The others have committed the step and stand in the next one."""
+    job.settings["stall_floor_s"] = FLOOR_S
+    job.start_all(3, fault=f"stall:g2:vote:{AT}", steps=STEPS)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": 0, "g2": -9} and samples_exactly_once(facts.events, STEPS).holds
+    fault, lost = facts.fault("stall", "vote", "g2", AT), facts.lost["g2"]
+    assert facts.lost.keys() == {"g2"} and lost.detected_by == "progress"
+    assert f"has not committed step {AT}, which the others have" in lost.cause or "no progress in vote" in lost.cause
+    assert seconds_between(fault, lost) < FLOOR_S + 1.5
+
+
 def test_a_held_interpreter_lock_evicts_nobody_while_it_is_borne(job: Job) -> None:
     job.settings["stall_floor_s"] = 2 * FLOOR_S
     job.start_all(3, fault=f"hold=2:g2:compute:{AT}", steps=STEPS)
@@ -72,10 +84,9 @@ def test_ten_seconds_of_a_held_interpreter_lock_are_borne_by_default(job: Job) -
 
 
 def test_if_all_groups_wait_for_one_thing_nobody_is_left_out(job: Job) -> None:
-    """As for a storage that hangs."""
+    """As for a storage that hangs, and then answers one of them half a second before the other."""
     job.settings["stall_floor_s"] = FLOOR_S
-    faults = ",".join(f"stall=5:g{i}:compute:{AT}" for i in range(2))
-    job.start_all(2, fault=faults, steps=STEPS)
+    job.start_all(2, fault=f"stall=5:g0:compute:{AT},stall=5.5:g1:compute:{AT}", steps=STEPS)
     facts = job.finish()
     assert {event.group for event in facts.all(schema.FaultInjected)} == LIVE
     assert facts.codes == dict.fromkeys(LIVE, 0) and samples_exactly_once(facts.events, STEPS).holds
@@ -118,3 +129,16 @@ def test_a_slow_group_is_asked_to_leave_where_that_is_wanted_and_a_spare_is_ther
     assert quarantined.group == "g1" and "times what the others take" in quarantined.reason
     assert [event.done for event in facts.all(schema.Slow)] == ["reported", "asked to leave"]
     assert facts.all(schema.Left, group="g1") and facts.members[-1] == ("g0", "g2")
+
+
+def test_a_group_that_came_back_may_take_as_long_over_its_first_microbatch_as_at_the_start(job: Job) -> None:
+    """It compiles, allocates and warms up once more; how long steps take elsewhere says nothing of that."""
+    job.settings["stall_floor_s"] = FLOOR_S
+    job.start_healing(3, fault="kill:g2:compute:5", steps=200)
+    job.return_of("g2", fault="stall=5:g2:compute:any")
+    job.await_rejoin("g2")
+    facts = job.finish(within_s=90)
+    stalls = [fault for fault in facts.all(schema.FaultInjected) if fault.fault == "stall"]
+    assert len(stalls) == 1 and facts.codes == {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}
+    assert [event.group for event in facts.all(schema.GroupLost)] == ["g2"], "only the one that was killed"
+    assert not facts.all(schema.Stuck)

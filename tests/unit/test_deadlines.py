@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lightkeeper.manager.answers import RankView
 from lightkeeper.manager.deadlines import Deadlines
 
@@ -22,7 +24,7 @@ class Ranks:
             self.now += LOOK_S
             idle_s = self.now - begin
             views = {other: RankView("reduce", step, idle_s, 0.0) for other in range(self.count)}
-            views[rank] = RankView(phase, step, 0.0, 0.0, idle_s=idle_s, expected_s=expected_s)
+            views[rank] = RankView(phase, step, 0.0, 0.0, 1000, idle_s=idle_s, expected_s=expected_s)
             if self.deadlines.look(views, self.now) and first is None:
                 first = idle_s
         return first
@@ -106,7 +108,7 @@ def test_a_declared_phase_without_seconds_is_learnt_and_has_the_first_steps_time
 def test_who_waits_for_others_or_is_stopped_is_not_overdue() -> None:
     deadlines = Deadlines(FLOOR_S, FIRST_S)
     for step in range(3):
-        deadlines.look({0: RankView("compute", step, 0.0, 0.0, idle_s=0.5)}, step)
+        deadlines.look({0: RankView("compute", step, 0.0, 0.0, 1000, idle_s=0.5)}, step)
     assert not deadlines.look({0: RankView("reduce", 3, 500.0, 0.0)}, 500.0)
     assert not deadlines.look({0: RankView("compute", 3, 0.0, 400.0, idle_s=500.0)}, 501.0), "it is frozen, not stuck"
 
@@ -129,7 +131,7 @@ def test_what_passed_while_the_manager_itself_stood_still_does_not_count() -> No
 def test_the_one_that_does_nothing_longest_is_named_first() -> None:
     deadlines = Deadlines(FLOOR_S, FIRST_S)
     for step in range(3):
-        deadlines.look({rank: RankView("compute", step, 0.0, 0.0, idle_s=0.5) for rank in range(3)}, step)
+        deadlines.look({rank: RankView("compute", step, 0.0, 0.0, 1000, idle_s=0.5) for rank in range(3)}, step)
     for second in range(3, 23):
         idle_s = (second - 4.0, second - 3.0, 2.0)
         views = {rank: RankView("compute", 3, 0.0, 0.0, idle_s=idle_s[rank]) for rank in range(3)}
@@ -157,3 +159,12 @@ def test_it_says_that_it_is_armed_and_again_when_much_has_changed() -> None:
         ranks.step(step, 10.0)
     told = ranks.deadlines.news()
     assert told is not None and told["compute"] > 2 * FLOOR_S
+
+
+@pytest.mark.parametrize("phase", ["replay", "compute"])
+def test_steps_in_which_nothing_was_computed_teach_nothing(phase: str) -> None:
+    """A group that came back by a copy, or follows as a spare, has its first microbatch before it: that may compile."""
+    deadlines = Deadlines(FLOOR_S, FIRST_S)
+    for tenth in range(100):
+        deadlines.look({0: RankView(phase, 100 + tenth, 0.0, 0.0, idle_s=0.1)}, tenth / 10)
+    assert deadlines.of(0, RankView("compute", 200, 0.0, 0.0)) == FIRST_S and deadlines.news() is None

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from lightkeeper.manager.progress import (
+    ANSWER,
     NOBODY,
     OTHERS,
     OWN,
+    PEERS,
     PHASES,
     SIZE,
     PageNotMade,
@@ -79,7 +81,14 @@ def test_who_waits_for_others_stands_and_whose_turn_it_is_is_idle(
     page.waits(NOBODY)
     assert times() == (3.0, 0.0)
     page.enter("vote", 1)
+    page.waits(ANSWER)
     assert times() == (0.0, 0.0), "the manager answers in its own time"
+    read = read_progress(tmp_path / "page")
+    assert read is not None and read.asks_s == 3.0
+    page.enter("recover", 1)
+    with page.waiting(PEERS):
+        assert times() == (0.0, 0.0)
+    assert times() == (3.0, 0.0)
 
 
 def test_what_a_phase_was_said_to_take_and_how_long_a_step_waits_are_read(tmp_path: Path) -> None:
