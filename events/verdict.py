@@ -128,7 +128,7 @@ def _judge(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[
     culprit, others = held[0], tuple(one for one in held[1:] if one.confidence >= GUILTY)
     guilty = {one.group for one in (culprit, *others)}
     step = _step(cluster, culprit.group)
-    evidence = tuple(dict.fromkeys(event.folder for event in pick(cluster.events, Evidence)))
+    kept = (event.folder for event in pick(cluster.events, Evidence) if event.folder)
     told = sorted(found, key=lambda signal: (signal.group != culprit.group, -signal.weight))
     return Incident(
         culprit=culprit,
@@ -138,7 +138,7 @@ def _judge(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[
         victims=_victims(cluster, culprit, guilty),
         done=what_was_done(cluster, events, {group for group in guilty if group}),
         cost=costs(cluster, events, epoch_of),
-        evidence=evidence,
+        evidence=tuple(dict.fromkeys(kept)),
         advice=advice(culprit.kind, culprit.node, culprit.cause, found, culprit.group),
     )
 

@@ -280,6 +280,15 @@ def test_the_class_of_its_log_gives_the_advice() -> None:
     assert {signal.name for signal in one(victim, lost(1.1, "g1", KILLED, "manager")).signals} == {"exit"}
 
 
+@pytest.mark.parametrize(("folders", "told"), [(["", "incidents/a"], "kept in incidents/a"), ([""], "")])
+def test_evidence_that_has_no_folder_is_not_named(folders: list[str], told: str) -> None:
+    kept = [of(Evidence, 0.5, "g1", folder=folder, missing={"folder": "No space left"}) for folder in folders]
+    incident = one(lost(1.0, "g1", KILLED, "manager"), *kept, *over(2, ("g0", "g2")))
+    assert incident.evidence == tuple(folder for folder in folders if folder)
+    line = why.lines(incident)[2]
+    assert line.endswith(told) and ("kept in" in line) is bool(told)
+
+
 def test_since_is_when_it_began_not_when_it_was_noticed() -> None:
     frozen = one(lost(3.0, "g1", "rank 0 has been stopped for 2.0 s", "frozen"), *over(4, ("g0", "g2")))
     assert frozen.culprit.since == 1001.0
