@@ -35,6 +35,7 @@ from lightkeeper.manager.settings import Settings
 
 T = TypeVar("T")
 
+WRITE_S_MAX = CLASSIFY_S_MAX = 20.0  # nobody who kills waits for these: a busy machine has time
 COMPARE_S_MAX = 5.0  # nobody waits for it but the end of the manager's own process
 ONCE_S = 5.0  # of one state of affairs evidence is taken once
 KEPT_S_MAX = 1.0  # for ranks to write down what they took before an abort
@@ -153,15 +154,15 @@ class Collector:
             self._seen.set()
         put_off_s = time.monotonic() - began_s
         await self._tails(incident, found)
-        written = await in_thread(lambda: _write(incident, found), max(until_s, time.monotonic() + self.bound_s))
-        if not written:
-            incident.missing["folder"] = "the run's folder did not answer in time"
-        else:
+        if await in_thread(lambda: _write(incident, found), time.monotonic() + WRITE_S_MAX):
             await self._compare(incident, sorted(incident.path.glob("recorder-rank*.json")))
+        else:
+            incident.given_up(f"the run's folder did not answer within {WRITE_S_MAX:g} s")
+        await self._classify(incident, found)
         event = incident.event(time.monotonic() - began_s)
         self._note(event)
         parts = f"{len(event.taken)} parts, {len(event.missing)} missing, {event.seconds:.2f} s"
-        self._say(f"kept of it: {event.folder or 'nothing'} ({parts}; a kill waits for {put_off_s:.2f} s of that)")
+        self._say(f"kept of it: {incident.kept_in_words()} ({parts}; a kill waits for {put_off_s:.2f} s of that)")
 
     def _look_at_ranks(self, incident: Incident, pids: dict[int, int], found: dict[str, tuple[bytes, str]]) -> None:
         """What needs no waiting: what each rank does, or how it ended."""
@@ -238,6 +239,14 @@ class Collector:
         else:
             found["gpu"] = json.dumps(answer[0], indent=1).encode(), ".json"
 
+    async def _classify(self, incident: Incident, found: Mapping[str, tuple[bytes, str]]) -> None:
+        """What the logs say of the cause; they are in memory, so it needs no storage."""
+        tails = {int(what.removeprefix(LOG)): data for what, (data, _) in found.items() if what.startswith(LOG)}
+        told = await in_thread(lambda: log_class(tails), time.monotonic() + CLASSIFY_S_MAX)
+        if told is None:
+            incident.missing["log_class"] = f"the logs were not looked through within {CLASSIFY_S_MAX:g} s"
+        incident.log_class = told or ""
+
     async def _compare(self, incident: Incident, files: list[Path]) -> None:
         if not files:
             return
@@ -247,7 +256,7 @@ class Collector:
             incident.missing["recorder"] = str(why)
             return
         said = f"{incident.recorder or 'no rank stands in a collective that others have not begun'}\n\n{text}"
-        await in_thread(lambda: incident.put("recorder", said.encode()), time.monotonic() + self.bound_s)
+        await in_thread(lambda: incident.put("recorder", said.encode()), time.monotonic() + WRITE_S_MAX)
 
     # ------------------------------------------------------------ a recovery
 
@@ -275,7 +284,7 @@ class Collector:
                 break
         if not dumps:
             return  # there was nothing to abort
-        if not await in_thread(lambda: _write(incident, dumps, joint=True), time.monotonic() + self.bound_s):
+        if not await in_thread(lambda: _write(incident, dumps, joint=True), time.monotonic() + WRITE_S_MAX):
             return
         await self._pause(TOGETHER_S)
         if compares():
@@ -312,9 +321,6 @@ def _recent(folder: Path) -> list[Path]:
 
 def _write(incident: Incident, found: dict[str, tuple[bytes, str]], joint: bool = False) -> bool:
     """The smallest first: a large one that does not fit costs no other."""
-    incident.log_class = log_class(
-        {int(what.removeprefix(LOG)): data for what, (data, _) in found.items() if what.startswith(LOG)}
-    )
     if incident.make(joint):
         for what, (data, suffix) in sorted(found.items(), key=lambda one: len(one[1][0])):
             incident.put(what, data, suffix)

@@ -58,6 +58,8 @@ class Incident:
     log_class: str = ""
     _room: int = 0
     _made: bool = False
+    _given_up: bool = False
+    _refused: str = ""  # why the first thing was not kept
 
     @property
     def path(self) -> Path:
@@ -78,7 +80,7 @@ class Incident:
                 return False
             self._make(joint)
         except OSError as error:
-            self.missing["folder"] = error.strerror or str(error)
+            self.missing["folder"] = f"{error.filename or above}: {error.strerror or error}"
             return False
         of_run = self.run_bytes_max - bytes_below(above)
         self._room, self._made = min(self.bytes_max - bytes_below(self.path), of_run), True
@@ -101,28 +103,47 @@ class Incident:
     def put(self, what: str, data: bytes, suffix: str = ".txt") -> bool:
         """Keeps something, as a whole or not at all; whether it was kept."""
         if not self._made:
-            self.missing[what] = "there is no folder for it"
-            return False
+            return self._refuse(what, "there is no folder for it")
         if len(data) > self._room:
-            self.missing[what] = f"{len(data)} bytes do not fit into the {max(0, self._room)} that are left"
-            return False
+            return self._refuse(what, f"{len(data)} bytes do not fit into the {max(0, self._room)} that are left")
         path = self.path / f"{what}{suffix}"
         try:
             with open(path, "xb") as file:
                 file.write(data)
         except OSError as error:
-            self.missing[what] = error.strerror or str(error)
             with contextlib.suppress(OSError):
                 path.unlink()
-            return False
+            return self._refuse(what, error.strerror or str(error))
         self._room -= len(data)
         self.taken[what] = len(data)
         return True
 
+    def _refuse(self, what: str, why: str) -> bool:
+        self.missing[what] = why
+        self._refused = self._refused or why
+        return False
+
+    def given_up(self, why: str) -> None:
+        """Nobody waits for the storage any more; but a thread may still write, so the folder is named all the same."""
+        self.missing["folder"], self._given_up = why, True
+
+    @property
+    def named(self) -> str:
+        """The folder as it stands below the run's; empty if there is none."""
+        return f"{INCIDENTS}/{self.name}" if self._made or self._given_up else ""
+
+    def kept_in_words(self) -> str:
+        """The folder; where nothing was kept, or nobody knows, also why."""
+        why = self.missing.get("folder") or self._refused
+        if self._given_up:
+            return f"{self.named}, perhaps not all: {why}"
+        if self.taken:
+            return self.named
+        return f"nothing{f' in {self.named}' if self.named else ''}: {why}"
+
     def event(self, seconds: float) -> Evidence:
-        """What the event log is told."""
-        folder = f"{INCIDENTS}/{self.name}" if self._made else ""
+        """What the event log is told, as of now: a thread that was given up may still write."""
         return Evidence(
-            folder=folder, reason=self.reason, taken=self.taken, missing=self.missing, seconds=round(seconds, 3),
-            recorder=self.recorder, log_class=self.log_class,
+            folder=self.named, reason=self.reason, taken=dict(self.taken), missing=dict(self.missing),
+            seconds=round(seconds, 3), recorder=self.recorder, log_class=self.log_class,
         )  # fmt: skip

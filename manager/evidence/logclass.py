@@ -9,7 +9,7 @@ CHARS_MAX = 300
 
 
 def log_class(tails: Mapping[int, bytes]) -> str:
-    """``cuda-oom (rank 1): torch.OutOfMemoryError: ...``; empty if no line says anything, or only victims speak.
+    """``cuda_oom (rank 1): torch.OutOfMemoryError: ...``; empty if no line says anything, or only victims speak.
 
     Args:
         tails: by rank, the last bytes that it printed.

@@ -17,6 +17,7 @@ import pytest
 
 from lightkeeper.events import schema, signals
 from lightkeeper.manager.actions import Collect
+from lightkeeper.manager.evidence import collector as collector_module
 from lightkeeper.manager.evidence import compare, folder, gpu, handler, kernel, stacks
 from lightkeeper.manager.evidence.collector import Collector, in_thread
 from lightkeeper.manager.evidence.logclass import log_class
@@ -430,6 +431,73 @@ def test_a_kill_is_put_off_by_no_more_than_it_may_be(tmp_path: Path, monkeypatch
     )
     assert {"ranks", "kernel-view-rank1"} <= event.taken.keys()
     assert "rank 0 (pid none) was killed by SIGKILL" in (tmp_path / event.folder / "ranks.txt").read_text()
+
+
+def kept(tmp_path: Path, run_folder: Path) -> tuple[schema.Evidence, str]:
+    """What is noted and said of a group whose ranks have ended, with 0.2 s until a kill."""
+    said: list[str] = []
+    notes: list[Any] = []
+
+    async def run() -> None:
+        made = collector(tmp_path, said, notes, str(run_folder))
+        made.logs = SimpleNamespace(size=0, tail=lambda rank: b"torch.OutOfMemoryError: CUDA out of memory.\n")  # type: ignore[assignment]
+        made.collect(Collect("killed", "rank 0 was killed by SIGKILL", 3))
+        await asyncio.wait_for(made.end(), 30)
+
+    asyncio.run(run())
+    (event,), (line,) = notes, said
+    return event, line
+
+
+def test_a_busy_machine_costs_no_evidence(tmp_path: Path, monkeypatch) -> None:
+    """Neither what is written nor what is thought about it need be done when the ranks are killed."""
+    put = folder.Incident.put
+
+    def slow_put(*given: Any, **more: Any) -> bool:
+        time.sleep(0.1)
+        return put(*given, **more)
+
+    def slow_class(tails: Any) -> str:
+        time.sleep(0.4)
+        return log_class(tails)
+
+    monkeypatch.setattr(folder.Incident, "put", slow_put)
+    monkeypatch.setattr(collector_module, "log_class", slow_class)
+    event, line = kept(tmp_path, tmp_path)
+    assert event.seconds > 0.6, "more than the 0.2 s that a kill waits, twice"
+    assert {"ranks", "log-rank0", "log-rank1"} <= event.taken.keys() and "folder" not in event.missing
+    assert event.log_class.startswith("cuda_oom (rank 0)") and line.startswith(f"kept of it: {event.folder} (")
+
+
+def test_of_a_storage_that_hangs_the_folder_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(collector_module, "WRITE_S_MAX", 0.1)
+    monkeypatch.setattr(folder.Incident, "put", lambda *given, **more: time.sleep(600))
+    event, line = kept(tmp_path, tmp_path)
+    assert event.folder.endswith("-g0-step3-killed") and event.missing["folder"].endswith("not answer within 0.1 s")
+    assert event.log_class.startswith("cuda_oom"), "for that no storage is necessary"
+    assert line.startswith(f"kept of it: {event.folder}, perhaps not all: the run's folder did not answer within 0.1 s")
+
+
+def test_logs_that_cannot_be_looked_through_cost_no_evidence(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(collector_module, "CLASSIFY_S_MAX", 0.1)
+    monkeypatch.setattr(collector_module, "log_class", lambda tails: time.sleep(600))
+    event, _ = kept(tmp_path, tmp_path)
+    assert event.log_class == "" and "within 0.1 s" in event.missing["log_class"] and event.taken["log-rank0"]
+
+
+def test_nothing_was_kept_and_the_line_says_why(tmp_path: Path, monkeypatch) -> None:
+    event, line = kept(tmp_path, tmp_path / "gone")
+    assert event.folder == "" and not event.taken
+    assert line.startswith(f"kept of it: nothing: {tmp_path}/gone/incidents: No such file or directory (0 parts, ")
+    full = tmp_path / "full"
+    full.mkdir()
+
+    def no_space(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "open", no_space, raising=False)
+    event, line = kept(tmp_path, full)
+    assert line.startswith(f"kept of it: nothing in {event.folder}: No space left on device (0 parts, ")
 
 
 def test_a_storage_that_hangs_is_not_waited_for() -> None:
