@@ -143,7 +143,7 @@ def test_launch_takes_what_is_not_the_managers(
     got = [
         (options.restarts, options.warm, options.log_folder) for options in handed if isinstance(options, LaunchOptions)
     ]
-    assert got == [(5, True), (0, False), (2, False)]
+    assert got == [(5, True, ""), (0, False, ""), (2, False, "here")]
     assert run([*words, "--restarts", "-1", "--", "train.py"]) == 2
     assert "--restarts must be within 0.." in capsys.readouterr().err
 
