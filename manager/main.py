@@ -17,6 +17,7 @@ from lightkeeper.manager.ranks import END_S, StartedElsewhere
 from lightkeeper.manager.service import ManagerService, new_incarnation
 from lightkeeper.manager.settings import Settings, read_settings
 from lightkeeper.manager.spawn import LAUNCHER_VARIABLE, PARENT_VARIABLE, SOCKET_VARIABLE
+from lightkeeper.streams import open_closed_streams
 
 
 def run(settings: Settings) -> int:
@@ -71,6 +72,7 @@ def _end_unregistered(service: ManagerService | NodeAgent, serving: asyncio.Task
 
 def main() -> int:
     """Reads the settings from the environment."""
+    open_closed_streams()
     try:
         return run(read_settings())
     except ToldError as error:

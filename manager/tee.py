@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lightkeeper.streams import open_closed_streams
+
 READ_BYTES = 1 << 16
 LINE_S = 0.05  # for the rest of a line to come: Python writes words of an unbuffered print one by one
 LINE_BYTES_MAX = 1 << 16
@@ -190,6 +192,7 @@ def copy(sources: list[Source]) -> None:
 
 def main() -> None:
     """Copies what the command line says."""
+    open_closed_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with the ranks, and what they say last is still wanted
     with contextlib.suppress(KeyboardInterrupt):

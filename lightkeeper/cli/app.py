@@ -14,6 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from lightkeeper.errors import ToldError
+from lightkeeper.streams import open_closed_streams
 
 INTERRUPTED = 130
 
@@ -112,6 +113,7 @@ def tell(message: str) -> None:
 
 def main() -> None:
     """Entry point of the command `lightkeeper`."""
+    open_closed_streams()
     # grpc's own fork handlers crash about every fourth child that is forked while a call is running
     # (measured: 132 of 400 by SIGSEGV, 4 by SIGABRT; none without the handlers). Our children never use their
     # parent's grpc.

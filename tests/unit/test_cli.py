@@ -336,6 +336,21 @@ def test_events_tells_torn_lines_and_sums_up(a_run: Path, capsys: pytest.Capture
     assert "line 4 is torn" in said.err
 
 
+@pytest.mark.parametrize(("command", "closed"), [("why", ">&-"), ("why", "2>&-"), ("diagnose", "<&- >&-")])
+def test_closed_streams_cost_only_what_would_be_printed(a_run: Path, command: str, closed: str) -> None:
+    what = a_run if command == "why" else next((a_run / "events").glob("rank*"))
+    words = [sys.executable, "-m", "lightkeeper", command, str(what)]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) is (closed == "2>&-")
+
+
+def test_what_goes_wrong_is_not_told_on_standard_output(tmp_path: Path) -> None:
+    words = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "lightkeeper", "why", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_bench_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "list"]) == 0
 

@@ -47,6 +47,22 @@ def test_bytes_go_to_their_stream_and_into_the_log(tmp_path: Path) -> None:
     assert sorted((tmp_path / "rank.log").read_bytes().splitlines()) == [b"error", b"out \xff"]
 
 
+def test_a_stream_that_is_closed_is_not_taken_for_the_log(tmp_path: Path) -> None:
+    """`lightkeeper launch ... >&-`: the first file that is opened would be standard output."""
+    log, (out_read, out_write) = tmp_path / "log", os.pipe()
+    words = json.dumps([(out_read, 1, str(log))])
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "lightkeeper.manager.tee", words]
+    tee = subprocess.Popen(command, pass_fds=(out_read,))
+    os.close(out_read)
+    os.write(out_write, b"on")
+    until_s = time.monotonic() + 20
+    while not (log.exists() and log.read_bytes()) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    os.write(out_write, b"ce\n")  # the log is open: now it would be taken for the stream
+    os.close(out_write)
+    assert tee.wait(timeout=20) == 0 and log.read_bytes() == b"once\n"
+
+
 def test_lines_are_shown_whole_and_what_is_no_line_is_shown_soon(tmp_path: Path) -> None:
     """Others write to the same stream: two ranks, and the launcher."""
     script = (
