@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from lightkeeper.events import ending, lineage, summary
+from lightkeeper.events.reader import Torn
 from lightkeeper.events.schema import Event, FaultInjected, Finished, Parked, Promoted, Unknown, kind_of
+from lightkeeper.words import counted, shown
+
+TEXT_CHARS_MAX, LINE_CHARS_MAX = 1000, 20_000  # of one value, and of all that an event holds
+ROW_CHARS_MAX, TORN_CHARS_MAX = 2000, 60
+TORN_FILES_MAX = 10
 
 _TOO_EARLY = ("no step was committed", "no live commit was recorded", "fewer than two commits")
 _HEADER = {field.name for field in msgspec.structs.fields(Event)}
@@ -18,7 +25,8 @@ def line(event: Event) -> str:
     """`12:00:01.250 rank g2/0  committed  step=4 epoch=2 ...`; fields at their defaults are left out."""
     stamp = time.strftime("%H:%M:%S", time.localtime(event.wall)) + f".{int(event.wall % 1 * 1000):03d}"
     about = f" {event.group}" if event.group and event.group not in event.process else ""
-    return f"{stamp} {event.process:<14}{about} {kind_of(event):<16} {' '.join(_fields(event))}".rstrip()
+    told = f"{stamp} {event.process:<14}{about} {kind_of(event):<16} {' '.join(_fields(event))}".rstrip()
+    return shown(told, LINE_CHARS_MAX)
 
 
 def _fields(event: Event) -> list[str]:
@@ -38,7 +46,8 @@ def _text(value: object) -> str:
         return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"  # a count is shown whole
     if isinstance(value, str):
         first = value.strip().splitlines()[0] if value.strip() else ""
-        return repr(first) if " " in first or first != value else value
+        cut = first if len(first) <= TEXT_CHARS_MAX else first[: TEXT_CHARS_MAX - 3] + "..."
+        return repr(cut) if " " in first or first != value else cut
     if isinstance(value, list | tuple):
         return "[" + ",".join(_text(part) for part in value) + "]"
     if isinstance(value, dict):
@@ -156,4 +165,20 @@ def _had_nothing_to_do(events: Sequence[Event]) -> bool:
 
 
 def _row(name: str, verdict: str, figure: str, text: str) -> str:
-    return f"{name:<40} {verdict:<4} {figure:<8} {text}".rstrip()
+    return shown(f"{name:<40} {verdict:<4} {figure:<8} {text}".rstrip(), ROW_CHARS_MAX)
+
+
+def torn_lines(torn: Sequence[Torn]) -> list[str]:
+    """`rank-g0-0.jsonl line 4 is torn: {"kind":"comm`; of a file with many, such as a foreign one, one line in all."""
+    by_file: dict[Path, list[Torn]] = {}
+    for one in torn:
+        by_file.setdefault(one.file, []).append(one)
+    told = []
+    for path, own in list(by_file.items())[:TORN_FILES_MAX]:
+        lines = (
+            f"line {own[0].line} is torn" if len(own) == 1 else f"{len(own)} lines are torn, first line {own[0].line}"
+        )
+        told.append(f"{shown(path.name)} {lines}: {shown(own[0].text, TORN_CHARS_MAX)}")
+    if len(by_file) > TORN_FILES_MAX:
+        told.append(f"torn lines in {counted(len(by_file) - TORN_FILES_MAX, 'more file')}")
+    return told

@@ -31,6 +31,7 @@ from lightkeeper.events.schema import (
     Rejoined,
     SettingsDiffer,
 )
+from lightkeeper.words import shown
 
 NORMAL_STEPS = 10  # a normal iteration is the median of this many before the fault
 NAMED_MAX = 5
@@ -323,7 +324,7 @@ def lost_in_words(events: Sequence[Event]) -> str:
     told = []
     for lost in pick(events, GroupLost):
         step = _lost_at(events, lost)
-        told.append(f"{lost.group} ({lost.cause}{f', step {step}' if step >= 0 else ''})")
+        told.append(f"{lost.group} ({shown(lost.cause)}{f', step {step}' if step >= 0 else ''})")
     return ", ".join(dict.fromkeys(told))
 
 

@@ -11,9 +11,10 @@ import msgspec
 from lightkeeper.errors import UsageError
 from lightkeeper.events.outcome import Cost
 from lightkeeper.events.verdict import Culprit, Incident
+from lightkeeper.words import shown
 
 LINES_MAX = 6
-SIGNALS_MAX, NAMED_MAX, CHARS_MAX = 4, 6, 400
+SIGNALS_MAX, NAMED_MAX, CHARS_MAX, CAUSE_CHARS_MAX = 4, 6, 400, 250
 _WHOSE = {
     "network": "nobody: the network",
     "storage": "nobody alone: all groups",
@@ -51,7 +52,7 @@ def lines(incident: Incident) -> list[str]:
     """Who, since when, by what evidence, what was done, what it cost, what to do."""
     one = incident.culprit
     doubt = ", which is little: do not act on it alone" if incident.low else ""
-    head = f"{_whose(one)}: {one.cause} (confidence {one.confidence:.2f}{doubt})"
+    head = f"{_whose(one)}: {_cause(one)} (confidence {one.confidence:.2f}{doubt})"
     told = [head, _since(incident), _evidence(incident)]
     told.append("done: " + ("; ".join(incident.done) or "nothing was necessary"))
     told.append("cost: " + cost_in_words(incident.cost))
@@ -66,12 +67,17 @@ def _whose(one: Culprit) -> str:
     return f"{one.group}{rank}{f' on {one.node}' if one.node else ''}"
 
 
+def _cause(one: Culprit) -> str:
+    """Cut, so that how sure that is stays in the line."""
+    return shown(" ".join(one.cause.split()), CAUSE_CHARS_MAX)
+
+
 def _since(incident: Incident) -> str:
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.culprit.since))
     parts = [f"since {stamp}.{int(incident.culprit.since % 1 * 1000):03d}"]
     if incident.step >= 0:
         parts[0] += f", in step {incident.step}"
-    parts += [f"then {_whose(other)}: {other.cause} ({other.confidence:.2f})" for other in incident.others]
+    parts += [f"then {_whose(other)}: {_cause(other)} ({other.confidence:.2f})" for other in incident.others]
     if incident.victims:
         parts.append(f"victims: {_few(incident.victims)}")
     return "; ".join(parts)
@@ -117,5 +123,4 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _short(line: str) -> str:
-    line = " ".join(line.split())
-    return line if len(line) <= CHARS_MAX else line[: CHARS_MAX - 3] + "..."
+    return shown(" ".join(line.split()), CHARS_MAX)

@@ -15,6 +15,14 @@ def say(line: str, stdout: bool = False) -> None:
         pass
 
 
+def shown(text: str, chars_max: int = 200) -> str:
+    r"""A text of somebody else's for a terminal: control characters as ``\x1b``, cut to a length before that."""
+    cut = text if len(text) <= chars_max else text[: chars_max - 3] + "..."
+    if cut.isprintable():
+        return cut
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
+
+
 def article(noun: str) -> str:
     """``an int``, ``a list``."""
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

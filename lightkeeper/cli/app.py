@@ -15,8 +15,10 @@ from typer.exceptions import TyperException
 
 from lightkeeper.errors import ToldError
 from lightkeeper.streams import open_closed_streams
+from lightkeeper.words import shown
 
 INTERRUPTED = 130
+TOLD_CHARS_MAX = 4000
 
 
 def build() -> typer.Typer:
@@ -108,7 +110,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def tell(message: str) -> None:
     """One line on standard error."""
-    print("lightkeeper: " + " ".join(message.split()), file=sys.stderr)
+    print("lightkeeper: " + shown(" ".join(message.split()), TOLD_CHARS_MAX), file=sys.stderr)
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lightkeeper.words import shown
+
 if TYPE_CHECKING:
     from lightkeeper.diagnose import Diagnosis
 
@@ -52,7 +54,7 @@ def _line(path: Path, diagnosis: Diagnosis, cut: bool) -> str:
     rank = "" if diagnosis.rank is None else f", rank {diagnosis.rank}"
     where = f"line {diagnosis.number}{' of what was read of its end' if cut else ''}"
     head = f"{path}: {diagnosis.cause} (confidence {diagnosis.confidence:.2f}, {diagnosis.rule}{rank}{victim})"
-    return f"{head}: {where}: {diagnosis.line[:LINE_CHARS_MAX]}"
+    return f"{head}: {where}: {shown(diagnosis.line, LINE_CHARS_MAX)}"
 
 
 def _conclusion(found: dict[Path, Diagnosis], first: Path | None) -> str:

@@ -37,7 +37,7 @@ def command(
 ) -> int:
     """Print the events of a run, merged over all of its processes."""
     from lightkeeper.events import reader
-    from lightkeeper.events.pretty import json_line, line, summary_lines
+    from lightkeeper.events.pretty import json_line, line, summary_lines, torn_lines
     from lightkeeper.events.schema import BY_NAME, kind_of
 
     unknown = sorted({*(kind or []), *(without or [])} - set(BY_NAME))
@@ -65,8 +65,8 @@ def command(
     else:
         for event in log.events:
             show(event)
-    for torn in log.torn:
-        print(f"lightkeeper: {torn.file.name} line {torn.line} is torn: {torn.text[:60]}", file=sys.stderr)
+    for text in torn_lines(log.torn):
+        print(f"lightkeeper: {text}", file=sys.stderr)
     return 0 if holds else RULE_BROKEN
 
 

@@ -18,6 +18,7 @@ def command(
 ) -> int:
     """Say of an incident who did it, since when, by what evidence, what was done, what it cost and what to do."""
     from lightkeeper.events import reader, verdict, why
+    from lightkeeper.events.pretty import torn_lines
 
     log = reader.read_run(run)
     incidents = verdict.incidents(log.events)
@@ -27,6 +28,6 @@ def command(
         incident = why.choose(incidents, which)
         told = [why.json_line(incident)] if json else why.lines(incident)
         sys.stdout.write("\n".join(told) + "\n")
-    for torn in log.torn:
-        print(f"lightkeeper: {torn.file.name} line {torn.line} is torn: {torn.text[:60]}", file=sys.stderr)
+    for text in torn_lines(log.torn):
+        print(f"lightkeeper: {text}", file=sys.stderr)
     return 0

@@ -336,6 +336,34 @@ def test_events_tells_torn_lines_and_sums_up(a_run: Path, capsys: pytest.Capture
     assert "line 4 is torn" in said.err
 
 
+def test_a_foreign_file_beside_the_events_is_one_line(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (a_run / "events" / "core.jsonl").write_bytes(bytes(range(256)) * 9 + b"\x1b[31m\n" * 418)
+    for command in ("why", "events"):
+        run([command, str(a_run)])
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith("lightkeeper: core.jsonl 427 lines are torn, first line 1: \\x00\\x01"), said
+        assert len(said) < 400 and said.isprintable()
+
+
+def test_what_others_wrote_is_neither_endless_nor_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A terminal obeys what stands between the letters."""
+    bad = "\x1b[2J\x1b]0;pwned\x07\nsecond\x9b31m" + "x" * (1 << 20)
+    log = EventLog(tmp_path, "lighthouse")
+    log.write(GroupLost(group="g1\x1b[31m", cause="a word", step=2, detected_by="lease"))
+    log.write(GroupLost(group="g2", cause="was killed", step=2, detected_by="lease"))
+    log.close()
+    (file,) = (tmp_path / "events").iterdir()
+    file.write_text(file.read_text().replace('"a word"', json.dumps(bad)))  # longer than we write one
+    for words in (["events"], ["events", "--summary"], ["why"]):
+        run([words[0], str(tmp_path), *words[1:]])
+        said = capsys.readouterr()
+        assert "\\x1b[2J" in said.out and len(said.out) < 6000, said.out[:500]
+        assert all(line.isprintable() for line in said.out.splitlines())
+        assert "g2" in said.out, "a long word of one does not hide the next"
+    assert run(["why", str(tmp_path), "\x1b[31mg9"]) == 2
+    assert one_line(capsys).isprintable()
+
+
 @pytest.mark.parametrize(("command", "closed"), [("why", ">&-"), ("why", "2>&-"), ("diagnose", "<&- >&-")])
 def test_closed_streams_cost_only_what_would_be_printed(a_run: Path, command: str, closed: str) -> None:
     what = a_run if command == "why" else next((a_run / "events").glob("rank*"))
