@@ -18,8 +18,11 @@ from lightkeeper.events.schema import (
     JobStopped,
     Recovered,
     Rejoined,
+    UserError,
 )
 from lightkeeper.events.summary import NORMAL_STEPS
+
+_ALL_RAISED = "the same exception in all groups"
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,22 @@ class Cost:
     share: float = 0.0
 
 
-def what_was_done(cluster: Cluster, events: Sequence[Event], guilty: set[str]) -> tuple[str, ...]:
-    """In words, in the order in which it was done; `guilty` are the groups it is told of."""
+def what_was_done(cluster: Cluster, events: Sequence[Event], guilty: set[str], all_alike: bool) -> tuple[str, ...]:
+    """In words, in the order in which it was done.
+
+    Args:
+        cluster: the incident.
+        events: the run.
+        guilty: the groups it is told of.
+        all_alike: whether all groups did the same: nothing was done to one for the sake of the others.
+    """
     done = []
     activated, lost = cluster.activated, cluster.lost
     if activated is not None:
         out = sorted(guilty - set(activated.members)) if activated.members else []
         done += [f"{', '.join(out)} left out from step {activated.first_step}"] if out else []
-    if fenced := sorted({event.group for event in pick(cluster.events, Fenced)} & set(lost)):
+    fenced = sorted({event.group for event in pick(cluster.events, Fenced)} & set(lost))
+    if fenced and not all_alike:
         done.append(f"{', '.join(fenced)} fenced")
     recovered = pick(cluster.events, Recovered)
     if recovered:
@@ -58,10 +69,18 @@ def what_was_done(cluster: Cluster, events: Sequence[Event], guilty: set[str]) -
     done += [told for group in sorted(lost) if (told := _back(cluster, events, group))]
     stops = [event.reason for event in pick(cluster.events, JobStopped)]
     if stops:
-        done.append(f"the job stopped: {stops[0]}")
+        done.append(f"the job stopped: {stops[0] if all_alike else _stopped_for(cluster, stops[0])}")
     elif activated is None and not cluster.closed:
         done.append("nothing yet: it is not over")
     return tuple(done)
+
+
+def _stopped_for(cluster: Cluster, reason: str) -> str:
+    """The lighthouse's words; of the exception of the only group that was left it knows that all had it."""
+    raised = {event.group for event in pick(cluster.events, UserError)}
+    if len(raised) == 1 and reason.startswith(_ALL_RAISED):
+        return f"{raised.pop()} raised, and no other group was left"
+    return reason
 
 
 def _back(cluster: Cluster, events: Sequence[Event], group: str) -> str:

@@ -80,7 +80,8 @@ def _of(event: Event, events: Sequence[Event]) -> list[Signal]:
         detail = f"rank {event.rank} raised {event.type}: {event.message}"
         return [Signal("exception", EXCEPTION, detail, event.group, event.rank, event.wall, "exception")]
     if isinstance(event, Stuck):
-        return [_stuck(event)]
+        raised = any(isinstance(e, UserError) and e.group == event.group for e in events)
+        return [] if raised else [_stuck(event)]  # it raised, and its interpreter takes long to end
     if isinstance(event, LastPhases):
         return _phases(event)
     if isinstance(event, Evidence):

@@ -136,7 +136,7 @@ def _judge(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[
         step=step,
         signals=tuple(told),
         victims=_victims(cluster, culprit, guilty),
-        done=what_was_done(cluster, events, {group for group in guilty if group}),
+        done=what_was_done(cluster, events, {group for group in guilty if group}, culprit.kind == "job"),
         cost=costs(cluster, events, epoch_of),
         evidence=tuple(dict.fromkeys(kept)),
         advice=advice(culprit.kind, culprit.node, culprit.cause, found, culprit.group),
@@ -205,6 +205,8 @@ def _nothing_died(cluster: Cluster, found: Sequence[Signal], since: float) -> Cu
 
 
 def _victims(cluster: Cluster, culprit: Culprit, guilty: set[str]) -> tuple[str, ...]:
+    if culprit.kind == "job":
+        return ()  # all of them did it
     noticed = {event.group for event in cluster.events if isinstance(event, ReduceFailed | Recovered)}
     if cluster.activated is not None:  # all who stood for it
         noticed |= set(cluster.activated.members) & set(cluster.members)
