@@ -29,6 +29,7 @@ _PREFIXES = tuple(
         r"\[(?P<level>[EWIF]) ?\d{3,4} \d\d:\d\d:\d\d[.\d]* [\w./]+:\d+\] ",  # c10
         r"\[(?P<level>[EWIF]) [\w./]+:\d+\] ",
         r"(?P<level>[EWIF])\d{4} \d\d:\d\d:\d\d[.\d]* +[^\]]{1,160}\] ",  # torchelastic
+        r"\[[a-z][\w.-]{0,30}\] (?=\[?\d{4}-\d\d-\d\d)",  # a program's name
         r"\[?\d{4}[-/]\d\d[-/]\d\d[T ,_]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?"
         r"(?: +std(?:out|err) [FP])?[ \t,:|-]*",
         r"[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d [\w.-]+ [\w./-]+(?:\[\d+\])?: ",  # syslog
@@ -43,7 +44,7 @@ _PREFIXES = tuple(
         r"(?P<level>DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b\]?[ \t]*(?:[:|\]-]+ ?)?",
     )
 )
-_QUIET = re.compile(r"\b(?:\w*Warning|warning|WARNING): |^(?:DEBUG|INFO|WARNING)\b")
+_QUIET = re.compile(r"\b(?:\w*Warning|warning|WARNING): |^(?:DEBUG|INFO|WARNING)\b| - (?:DEBUG|INFO|WARNING) - ")
 _QUIET_LEVELS = ("D", "I", "W")
 
 

@@ -29,7 +29,7 @@ WORDS = (
     "route", "unreachable", "remote", "closed", "call to", "watchdog", "nccl", "collective", "heartbeat", "gloo",
     "recv", "pair", "socket", "pipe", "reset", "store", "misaligned", "launch", "refused", "sigterm", "terminat",
     "cancel", "sigabrt", "mpi", "deserializ", "uncorrect", "exceed", "file write", "protection", "local folder",
-    "badzip", "tarfile", "timing out", "_status_", "received 15", "requeue", "diskpressure",
+    "badzip", "tarfile", "timing out", "_status_", "received 15", "requeue", "diskpressure", "no progress",
 )  # fmt: skip
 
 
