@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from lightkeeper.errors import UsageError
 MINUTES_MAX = 7 * 24 * 60.0
 INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 3600.0
 SEED_MAX = 2**31 - 1
+LINE_CHARS_MIN, LINE_CHARS_MAX = 60, 120
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 _Seed = Annotated[int, typer.Option(help="Decides whom and when the fault strikes; the same seed does the same.")]
@@ -41,9 +44,11 @@ def list_faults(json: _Json = False) -> int:
         rows = [{"name": f.name, "what": f.what, "live": f.live, "soak": f.soak} for f in FAULTS.values()]
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
         return 0
+    width = max(LINE_CHARS_MIN, min(LINE_CHARS_MAX, shutil.get_terminal_size((LINE_CHARS_MAX, 0)).columns))
     for fault in FAULTS.values():
         where = "run, soak, inject" if fault.live and fault.soak else "run, inject" if fault.live else "run"
-        typer.echo(f"{fault.name:17} {where:17} {fault.what}")
+        line = f"{fault.name:17} {where:17} {fault.what}"
+        typer.echo(textwrap.fill(line, width, subsequent_indent=" " * 36))
     return 0
 
 

@@ -167,11 +167,17 @@ def test_what_cannot_be_done_is_told_in_one_line(
     assert not [e for e in read_run(job).events if isinstance(e, schema.FaultInjected)], "said, and not done"
 
 
-def test_the_list_names_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("columns", "chars_max"), [("", 120), ("80", 80), ("9999", 120)])
+def test_the_list_names_every_fault(
+    columns: str, chars_max: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from lightkeeper.chaos.faults import FAULTS
 
+    monkeypatch.setenv("COLUMNS", columns)
     assert run(["chaos", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(FAULTS)
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(FAULTS)
+    assert all(len(line) <= chars_max for line in lines)
+    assert all(" ".join(fault.what.split()) in " ".join(" ".join(lines).split()) for fault in FAULTS.values())
     assert run(["chaos", "list", "--json"]) == 0
     assert '"name":"kill-rank"' in capsys.readouterr().out
