@@ -39,6 +39,9 @@ LATER = (LastPhases, Recovered, Fenced, Quarantined, ProcessEnded, OperatorFence
 ORDERLY = ("left", "refused")  # who is gone by request, or was never taken on
 EVIDENCE_S_MAX = 30.0  # evidence of a survivor may be written so long after the others went on
 _RECOVERY = re.compile(r"a recovery prepared e(\d+)")  # what evidence of a survivor was taken for
+_ENDED = re.compile(r"\brank \d+ (was killed by|exited \d|has been stopped|has made no progress)")
+_ASKED = (2, 15)  # signals by which a person or a scheduler ends a job
+_KILLED = tuple(code for s in range(1, 65) if s not in _ASKED for code in (-s, 128 + s))
 _LOST = re.compile(r"([\w.,\- ]+?) lost: ")  # in the cause of an epoch; several are parted by "; "
 
 
@@ -100,7 +103,7 @@ def clusters(events: Sequence[Event]) -> list[Cluster]:
                 last.events += [event] if out else []
                 last.activated, last.closed = event, not steps_told
             members = event.members or members
-        elif isinstance(event, OPENING) and _is_sign(event):
+        elif _is_sign(event):
             home = _home(found, event)
             if home is None and (last is None or _opens(last, event, members)):
                 home = Cluster(place, members)
@@ -115,7 +118,11 @@ def clusters(events: Sequence[Event]) -> list[Cluster]:
             _told_later(found, event)
         elif last is not None and isinstance(event, Committed) and not last.closed:
             last.closed = _recovered(last, event) or _went_on(last, event)
-    return [cluster for cluster in found if any(not isinstance(event, (Evidence, *LATER)) for event in cluster.events)]
+    return [cluster for cluster in found if any(_makes_one(event) for event in cluster.events)]
+
+
+def _makes_one(event: Event) -> bool:
+    return not isinstance(event, (Evidence, *LATER)) or tells_of_an_end(event)
 
 
 def left_out(event: Activated, members: tuple[str, ...]) -> dict[str, str]:
@@ -177,7 +184,19 @@ def _same_exception(last: Cluster, event: Event) -> bool:
     return isinstance(event, UserError) and (event.type, event.step) in {(e.type, e.step) for e in errors}
 
 
+def tells_of_an_end(event: Event) -> bool:
+    """Whether a manager says of its own group that it broke: by its evidence, or by its exit code."""
+    if isinstance(event, Evidence):
+        return _ENDED.search(event.reason) is not None
+    own = isinstance(event, ProcessEnded) and event.child is None and event.process.startswith("manager ")
+    return own and isinstance(event, ProcessEnded) and event.exit_code in _KILLED
+
+
 def _is_sign(event: Event) -> bool:
+    if isinstance(event, ProcessEnded):
+        return tells_of_an_end(event)
+    if not isinstance(event, OPENING):
+        return False
     if isinstance(event, GroupLost):
         return event.detected_by not in ORDERLY
     if isinstance(event, Prepared):
@@ -202,6 +221,8 @@ def _is_new(last: Cluster, event: Event) -> bool:
     if isinstance(event, JobStopped):
         return not any(isinstance(other, JobStopped) for other in last.events)
     if isinstance(event, Evidence):
+        if last.activated is not None and event.group in set(last.members) - set(last.activated.members):
+            return False
         failed = {other.group for other in last.events if isinstance(other, ReduceFailed)}
         return event.group not in failed or event.wall - last.events[-1].wall > EVIDENCE_S_MAX
     return True

@@ -11,8 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightkeeper.events.incidents import Cluster
+from lightkeeper.diagnose import confidence_of
+from lightkeeper.events.incidents import Cluster, left_out, tells_of_an_end
 from lightkeeper.events.schema import (
+    Activated,
     Event,
     Evidence,
     GroupLost,
@@ -38,7 +40,12 @@ _OWN_ENDS = (0, exits.REFUSED, exits.FENCED, exits.GAVE_UP, exits.STOPPED, exits
 _RANK = re.compile(r"\branks? (\d+)")
 _SECONDS = re.compile(r"(?:for|within) (\d+(?:\.\d+)?) s\b")
 _RANK_OF = re.compile(r"\brank (\d+)(?: of ([\w.-]*\w))?")
-_VICTIMS_SAY = ("nccl", "gloo", "rendezvous", "unknown", "cancelled")  # classes of a log that mostly tell of others
+_SEEN_BY = (
+    ("has been stopped", "frozen"), ("no progress", "progress"), ("silent", "lease"), ("stream broke", "stream"),
+    ("fenced by", "operator"),
+)  # fmt: skip
+_VICTIMS_SAY = ("nccl", "gloo", "rendezvous", "unknown", "cancelled", "stuck")  # classes of a log that mostly tell of
+# others; that it is stuck its manager has said, in the log and in an event
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ def signals(cluster: Cluster) -> list[Signal]:
     """All signals of an incident, in the order in which they began."""
     events = cluster.events
     found = [signal for event in events for signal in _of(event, events)]
+    found += _lost_by_others(cluster)
     found += _named(events)
     unique = {(s.name, s.group, s.rank, s.detail): s for s in reversed(found)}  # the first time it was said
     return sorted(unique.values(), key=lambda signal: signal.since)
@@ -123,6 +131,30 @@ def _lost(event: GroupLost, raised: bool) -> list[Signal]:
     return [Signal("exit", weight, words, event.group, rank, since, kind)]
 
 
+def _lost_by_others(cluster: Cluster) -> list[Signal]:
+    """Losses that no `group_lost` tells of: the lighthouse, which writes it, did not write into this folder.
+
+    Told by the epoch that the others went on in, by the evidence of its own manager, or by that one's exit code.
+    """
+    known = {event.group for event in cluster.events if isinstance(event, GroupLost)}
+    raised = {event.group for event in cluster.events if isinstance(event, UserError)}
+    told: dict[str, tuple[str, Event]] = {}
+    for event in cluster.events:
+        if isinstance(event, Activated):
+            told |= {group: (why, event) for group, why in left_out(event, cluster.members).items()}
+        elif isinstance(event, Evidence) and tells_of_an_end(event):
+            told.setdefault(event.group, (event.reason.removeprefix("left out of the job: "), event))
+        elif isinstance(event, ProcessEnded) and tells_of_an_end(event):
+            code = event.exit_code if event.exit_code < 0 else 128 - event.exit_code
+            told.setdefault(event.group, (f"a rank of it {exits.describe_exit(code)}", event))
+    found = []
+    for group, (words, event) in told.items():
+        by = next((by for part, by in _SEEN_BY if part in words), "manager")
+        if group not in known and not (group in raised and by == "manager"):
+            found += _lost(GroupLost(group=group, cause=words, detected_by=by, wall=event.wall), group in raised)
+    return found
+
+
 def _stuck(event: Stuck) -> Signal:
     stopped = event.state == "stopped"
     how = f", {event.how}" if event.how else ""
@@ -158,10 +190,12 @@ def _away(words: str) -> str:
 
 def _evidence(event: Evidence) -> list[Signal]:
     found = _recorder(event)
-    cause = event.log_class.split(":")[0].split()[0] if event.log_class.split() else ""
-    if cause and cause not in _VICTIMS_SAY:
+    head, _, line = event.log_class.partition(": ")
+    cause = head.split()[0] if head.split() else ""
+    weight = round(LOG * confidence_of(line, cause), 2) if cause and cause not in _VICTIMS_SAY else 0.0
+    if weight:
         rank = int(r[1]) if (r := _RANK.search(event.log_class)) else -1
-        found.append(Signal("log", LOG, f"last log lines: {event.log_class}", event.group, rank, event.wall, cause))
+        found.append(Signal("log", weight, f"last log lines: {event.log_class}", event.group, rank, event.wall, cause))
     return found
 
 

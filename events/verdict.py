@@ -139,7 +139,24 @@ def _judge(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[
         done=what_was_done(cluster, events, {group for group in guilty if group}, culprit.kind == "job"),
         cost=costs(cluster, events, epoch_of),
         evidence=tuple(dict.fromkeys(kept)),
-        advice=advice(culprit.kind, culprit.node, culprit.cause, found, culprit.group),
+        advice=advice(
+            culprit.kind, culprit.node, culprit.cause, told, culprit.group,
+            stacks=_has_stacks(cluster, culprit), up=_is_up(cluster, culprit, events),
+        ),
+    )  # fmt: skip
+
+
+def _has_stacks(cluster: Cluster, culprit: Culprit) -> bool:
+    kept = [event for event in pick(cluster.events, Evidence) if event.group == culprit.group]
+    return any(name.startswith("stacks") for event in kept for name in event.taken)
+
+
+def _is_up(cluster: Cluster, culprit: Culprit, events: Sequence[Event]) -> bool:
+    """Whether those who went on, on the culprit's host, wrote something after it."""
+    stayed = cluster.activated.members if cluster.activated is not None else ()
+    return bool(culprit.node) and any(
+        event.host == culprit.node and event.wall > culprit.since and event.process and event.group in stayed
+        for event in events[cluster.start :]
     )
 
 

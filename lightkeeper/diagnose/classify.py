@@ -32,6 +32,7 @@ _PROGRESS = re.compile(
 _EXCEPTION = re.compile(
     r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failed|Exit)\b(?:\[.*?\]|\(.*?\))?(?::|$)"
 )
+_NAMED = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?::|\(|\[|$)")
 _DATA_CONFIDENCE = 0.7
 
 
@@ -87,6 +88,19 @@ def classify(lines: Iterable[str]) -> Diagnosis:
         cause, confidence = "data", max(confidence, _DATA_CONFIDENCE)
     said = best.line.raw[:LINE_CHARS_MAX]
     return Diagnosis(cause, said, best.line.number, confidence, rule.name, rule.level == "victim", best.line.rank)
+
+
+def confidence_of(line: str, cause: str) -> float:
+    """How sure one line alone is of a cause that was found by it; of another cause it is so at most by half.
+
+    Returns:
+        0 if no rule has it: it is a warning, or of another group.
+    """
+    found = [classify([line])]
+    if any(_NAMED.match(one.text) for one in clean([line])):  # it stood at the end of a traceback
+        found.append(classify(["Traceback (most recent call last):", line]))
+    same = [one.confidence for one in found if one.cause == cause]
+    return max(same, default=max(min(one.confidence, 0.5) for one in found))
 
 
 def _hits(lines: Iterable[str]) -> tuple[list[_Hit], list[tuple[int, int]]]:

@@ -81,6 +81,7 @@ def begins(at: float, why: str = "a member asked for it") -> Event:
 REDUCES = "rank 0 reduce of step 12 for 0.4 s"
 COMPUTES = "rank 0 compute of step 12 for 3.1 s"
 KILLED = "rank 0 was killed by SIGKILL"
+FROZEN = "rank 0 has been stopped for 2.1 s"
 STUCK = {"rank": 1, "phase": "compute", "step": 12, "since_s": 20.0, "deadline_s": 15.0, "state": "sleeping"}
 OVERDUE = "rank 1 lives and has made no progress in compute of step 12 for 20.0 s (15.0 s are borne)"
 
@@ -272,7 +273,9 @@ def test_combined_is_never_certain() -> None:
 
 
 def test_the_class_of_its_log_gives_the_advice() -> None:
-    told = of(Evidence, 1.0, "g1", folder="incidents/a", log_class="host_oom: Killed process 7 (rank 2)")
+    told = of(
+        Evidence, 1.0, "g1", folder="incidents/a", log_class="host_oom (rank 2): Out of memory: Killed process 7 (x)"
+    )
     incident = one(told, lost(1.1, "g1", KILLED, "manager"), *over(2, ("g0", "g2")))
     assert incident.evidence == ("incidents/a",) and "kept in incidents/a" in why.lines(incident)[2]
     assert "log" in {signal.name for signal in incident.signals}
@@ -288,6 +291,81 @@ def test_evidence_that_has_no_folder_is_not_named(folders: list[str], told: str)
     assert incident.evidence == tuple(folder for folder in folders if folder)
     line = why.lines(incident)[2]
     assert line.endswith(told) and ("kept in" in line) is bool(told)
+
+
+def advised(cause: str, log_class: str, *more: Event, by: str = "manager", **fields: object) -> str:
+    told = kept(1.0, "g1", cause, log_class=log_class, **fields)
+    return one(told, lost(1.1, "g1", cause, by), *more, *over(2, ("g0", "g2"))).advice
+
+
+def test_advice_follows_what_weighs_most_not_a_log_that_says_something_else() -> None:
+    oom = "cuda_oom (rank 0): torch.OutOfMemoryError: CUDA out of memory."
+    assert "OOM killer" in advised(KILLED, oom)
+    assert "smaller microbatches" in advised("rank 0 exited 1", oom)
+    assert "before g1 is started again" in one(raised(0.5, "g1"), kept(1.0, "g1", EXITED, log_class=oom)).advice
+    own = raised(0.5, "g1", type="OutOfMemoryError", message="CUDA out of memory.")
+    assert "smaller microbatches" in one(own, kept(1.0, "g1", EXITED, log_class=oom)).advice
+
+
+def test_a_log_weighs_by_its_own_confidence_and_a_warning_or_a_peers_line_nothing() -> None:
+    def weight(log_class: str) -> list[float]:
+        incident = one(kept(1.0, "g1", KILLED, log_class=log_class), lost(1.1, "g1", KILLED, "manager"))
+        return [signal.weight for signal in incident.signals if signal.name == "log"]
+
+    assert weight("cuda_oom (rank 0): torch.OutOfMemoryError: CUDA out of memory.") == [0.58]
+    assert weight("user_error (rank 0): mine.Broken: told at the end of a traceback") == [0.36]
+    assert weight("missing_file (rank 0): bash: torchrun: command not found") == [0.42]
+    lspci = (
+        "2026-11-30 11:33:01,890 - root - WARNING - Error running lspci: [Errno 2] No such file or directory: 'lspci'"
+    )
+    assert weight(f"missing_file (rank 0): [titan] {lspci}") == []
+    assert weight("cuda_oom (rank 0): lightkeeper: g2 lost: rank 0 raised OutOfMemoryError: CUDA out of memory.") == []
+    assert weight("stuck (rank 0): lightkeeper: rank 0 has made no progress in compute of step 12 for 9 s") == []
+
+
+def test_stacks_are_advised_only_if_there_are_any() -> None:
+    crash = "rank 0 was killed by SIGSEGV"
+    assert "look at its stacks" in advised(crash, "", taken={"stacks-rank0": 100})
+    assert "look at its stacks" not in advised(crash, "", taken={"log-rank0": 100}) and "crashed" in advised(crash, "")
+    assert "look at its stacks" in advised(OVERDUE, "", by="progress", taken={"stacks-rank1": 9})
+    assert advised(OVERDUE, "", by="progress").startswith("if the work may take that long")
+
+
+def test_who_lost_only_a_manager_is_told_to_start_it_again() -> None:
+    gone = [
+        of(Committed, 0.5, "g1", process="manager g1", step=11, epoch=1),
+        lost(1.0, "g1", "its manager's stream broke", "stream"),
+    ]
+    went_on = of(Committed, 5, "g0", process="rank g0/0", step=12, epoch=2)
+    assert one(*gone, *over(2, ("g0", "g2")), went_on).advice.startswith("start the same launch line again: h is up")
+    elsewhere = msgspec.structs.replace(went_on, host="other")
+    assert one(*gone, *over(2, ("g0", "g2")), elsewhere).advice.startswith("look whether h is up")
+
+
+def test_a_loss_is_known_without_the_lighthouses_words() -> None:
+    """It did not write into this folder: the members' own epochs say who was left out, their managers what they saw."""
+    out = of(Activated, 1.0, "g0", epoch=2, first_step=12, members=("g0", "g2"), cause=f"g1 lost: {KILLED}")
+    found = incidents(
+        [
+            *start(), out, ended(1.2, "g1", 137), of(Recovered, 1.5, "g0", step=12, epoch=2),
+            kept(2.0, "g1", KILLED), of(Recovered, 2.1, "g2", step=12, epoch=2),
+            of(Activated, 30, "g0", epoch=3, first_step=40, members=("g0",), cause=f"g2 lost: {FROZEN}"),
+            of(Recovered, 30.1, "g0", step=40, epoch=3),
+            kept(31.0, "g2", f"left out of the job: {FROZEN}"), ended(90, "g0", 143),
+        ]
+    )  # fmt: skip
+    told = [(i.culprit.group, i.culprit.rank, i.culprit.kind, i.step, i.victims) for i in found]
+    assert told == [("g1", 0, "killed", 12, ("g0", "g2")), ("g2", 0, "frozen", 40, ("g0",))]
+    assert [i.evidence for i in found] == [("incidents/g1-2.0",), ("incidents/g2-31.0",)]
+
+
+@pytest.mark.parametrize("code", [137, -9])
+def test_a_job_of_which_only_evidence_or_an_exit_code_is_left_has_an_incident(code: int) -> None:
+    by_evidence = one(kept(2.0, "g1", KILLED))
+    assert (by_evidence.culprit.group, by_evidence.culprit.kind) == ("g1", "killed")
+    by_code = one(ended(2.0, "g1", code))
+    assert (by_code.culprit.group, by_code.culprit.kind) == ("g1", "killed") and "SIGKILL" in by_code.culprit.cause
+    assert incidents([*start(), ended(2.0, "g1", 143), ended(2.0, "g0", 104), ended(2.0, "g2", -2)]) == []
 
 
 def test_since_is_when_it_began_not_when_it_was_noticed() -> None:
