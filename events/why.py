@@ -15,6 +15,10 @@ from lightkeeper.words import shown
 
 LINES_MAX = 6
 SIGNALS_MAX, NAMED_MAX, CHARS_MAX, CAUSE_CHARS_MAX = 4, 6, 400, 250
+BLIND = (
+    "the lighthouse wrote no events here, so what it saw is missing: give it the same --run-folder (if it serves "
+    "several jobs, copy its events/lighthouse-*.jsonl into this folder's events)"
+)
 _WHOSE = {
     "network": "nobody: the network",
     "storage": "nobody alone: all groups",
@@ -24,7 +28,7 @@ _WHOSE = {
 
 
 def choose(incidents: Sequence[Incident], which: str) -> Incident:
-    """The incident that is asked for.
+    """The incident that is asked for; a slow group only if there is no other.
 
     Args:
         incidents: of a run, in order, at least one.
@@ -34,22 +38,27 @@ def choose(incidents: Sequence[Incident], which: str) -> Incident:
         UsageError: there is none; it names what there is.
     """
     if which == "last":
-        return incidents[-1]
-    if which.isdecimal():
+        found = list(incidents)
+    elif which.isdecimal():
         found = [one for one in incidents if one.step == int(which)]
     else:
         found = [one for one in incidents if which in one.groups()]
         found = found or [one for one in incidents if which in one.victims]
     if found:
-        return found[-1]
+        return ([one for one in found if one.culprit.kind != "slow"] or found)[-1]
     steps = ", ".join(dict.fromkeys(str(one.step) for one in incidents[-NAMED_MAX:]))
     groups = ", ".join(sorted({group for one in incidents for group in one.groups()})[:NAMED_MAX]) or "no group"
     what = f"step {which}" if which.isdecimal() else f"{which!r}"
     raise UsageError(f"no incident of {what}: there are {len(incidents)}, at step {steps}; about {groups}")
 
 
-def lines(incident: Incident) -> list[str]:
-    """Who, since when, by what evidence, what was done, what it cost, what to do."""
+def lines(incident: Incident, all_of_them: Sequence[Incident] = ()) -> list[str]:
+    """Who, since when, by what evidence, what was done, what it cost, what to do.
+
+    Args:
+        incident: the one that is told.
+        all_of_them: of the run; how many others there are is said, and where.
+    """
     one = incident.culprit
     doubt = ", which is little: do not act on it alone" if incident.low else ""
     head = f"{_whose(one)}: {_cause(one)} (confidence {one.confidence:.2f}{doubt})"
@@ -57,7 +66,20 @@ def lines(incident: Incident) -> list[str]:
     told.append("done: " + ("; ".join(incident.done) or "nothing was necessary"))
     told.append("cost: " + cost_in_words(incident.cost))
     told.append("do: " + incident.advice)
-    return [_short(line) for line in told]
+    told = [_short(line) for line in told]
+    told[1] += _others([one for one in all_of_them if one is not incident])
+    return told
+
+
+def _others(others: Sequence[Incident]) -> str:
+    """``; 2 other incidents: steps 31, 151 (why RUN STEP)``."""
+    if not others:
+        return ""
+    lost = [str(one.step) for one in others if one.culprit.kind != "slow"]
+    slow = [str(one.step) for one in others if one.culprit.kind == "slow"]
+    where = [f"step{'s' * (len(lost) > 1)} {_newest(lost)}"] if lost else []
+    where += [f"slow at step{'s' * (len(slow) > 1)} {_newest(slow)}"] if slow else []
+    return f"; {len(others)} other incident{'s' * (len(others) > 1)}: {'; '.join(where)} (why RUN STEP)"
 
 
 def _whose(one: Culprit) -> str:
@@ -115,6 +137,11 @@ def json_line(incident: Incident) -> str:
     """The whole verdict as one JSON object."""
     told: dict[str, Any] = msgspec.to_builtins(incident)
     return msgspec.json.encode({**told, "low": incident.low}).decode()
+
+
+def _newest(steps: Sequence[str]) -> str:
+    steps = list(dict.fromkeys(steps))
+    return ("..., " if len(steps) > NAMED_MAX else "") + ", ".join(steps[-NAMED_MAX:])
 
 
 def _few(names: Sequence[str]) -> str:

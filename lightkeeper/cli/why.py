@@ -22,12 +22,18 @@ def command(
 
     log = reader.read_run(run)
     incidents = verdict.incidents(log.events)
+    blind = bool(log.events) and not any(event.process == "lighthouse" for event in log.events)
     if not incidents:
-        sys.stdout.write("null\n" if json else f"no incident in {run}: nobody was lost, and no reduce failed\n")
+        known = (
+            "the members tell of no loss, and of no failed reduce" if blind else "nobody was lost, and no reduce failed"
+        )
+        sys.stdout.write("null\n" if json else f"no incident in {run}: {known}\n")
     else:
         incident = why.choose(incidents, which)
-        told = [why.json_line(incident)] if json else why.lines(incident)
+        told = [why.json_line(incident)] if json else why.lines(incident, incidents)
         sys.stdout.write("\n".join(told) + "\n")
+    if blind:
+        print(f"lightkeeper: {why.BLIND}", file=sys.stderr)
     for text in torn_lines(log.torn):
         print(f"lightkeeper: {text}", file=sys.stderr)
     return 0

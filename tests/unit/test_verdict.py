@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -600,6 +601,23 @@ def test_which_one_is_meant() -> None:
         why.choose(found, "g9")
 
 
+def test_losses_go_before_slow_groups_and_the_others_are_named() -> None:
+    slow = [
+        of(Slow, at, "g2", rank=0, factor=1.3, costs=0.1, step=step, steps=9) if at % 2 else of(SlowEnded, at, "g2")
+        for at, step in ((15, 151), (16, 0), (17, 172))
+    ]
+    found = incidents([*start(), lost(1.0, "g1", KILLED, "manager"), *over(2, ("g0", "g2")), *slow])
+    killed, first, second = found
+    assert why.choose(found, "last") is killed and why.choose(found, "g2") is second
+    assert why.choose(found, "151") is first and why.choose(found[1:], "last") is second
+    assert why.lines(killed, found)[1].endswith("; 2 other incidents: slow at steps 151, 172 (why RUN STEP)")
+    assert why.lines(second, found)[1].endswith("; 2 other incidents: step 12; slow at step 151 (why RUN STEP)")
+    assert why.lines(first, [first]) == why.lines(first) and "other incident" not in why.lines(first)[1]
+    assert second.advice.startswith("look first what else runs on ") and second.advice.endswith("drain g2")
+    many = why.lines(killed, [killed, *[first] * 3, *(dataclasses.replace(first, step=i) for i in range(9))])[1]
+    assert many.endswith("; 12 other incidents: slow at steps ..., 3, 4, 5, 6, 7, 8 (why RUN STEP)")
+
+
 def test_a_word_that_does_not_end_is_cut() -> None:
     long = one(raised(1.0, "g1", message="x" * 9999), *over(2, ("g0", "g2")))
     assert all(len(line) <= why.CHARS_MAX for line in why.lines(long))
@@ -625,6 +643,25 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no incident of step 13" in one_line(capsys)
     assert run(["why", str(tmp_path)]) == 2
     assert "no event log" in one_line(capsys)
+
+
+def test_command_where_the_lighthouse_wrote_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = EventLog(tmp_path / "run", "manager g1", job="job")
+    log.write(ProcessEnded(group="g1", incarnation="g1-1", exit_code=0))
+    log.close()
+    assert run(["why", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr()
+    assert told.out == f"no incident in {tmp_path / 'run'}: the members tell of no loss, and of no failed reduce\n"
+    assert told.err.count("\n") == 1 and "the lighthouse wrote no events here" in told.err
+    assert "--run-folder" in told.err
+    log = EventLog(tmp_path / "run", "manager g2", job="job")
+    log.write(Evidence(group="g2", incarnation="g2-1", folder="incidents/a", reason=KILLED))
+    log.close()
+    assert run(["why", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("g2 rank 0 on ") and ": rank 0 was killed by SIGKILL (" in told.out
+    assert told.out.count("\n") == 6
+    assert "the lighthouse wrote no events here" in told.err
 
 
 def test_command_without_an_incident(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
