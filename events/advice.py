@@ -43,8 +43,8 @@ _BY_SIGNAL = {
 _TAKEN = ("preemption", "time_limit", "host_oom", "hardware", "xid")
 _CRASHED = ("crash", "shared_memory", "cuda_error", "xid", "hardware", "assert", "storage", "disk_full")
 _BEHIND = {  # a signal to what the log may say of it
-    "SIGKILL": ("host_oom", "preemption", "time_limit", "cancelled"),
-    "SIGTERM": ("preemption", "time_limit", "cancelled"),
+    "SIGKILL": ("host_oom", "preemption", "time_limit"),
+    "SIGTERM": ("preemption", "time_limit"),
 }
 
 
