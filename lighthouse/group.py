@@ -57,6 +57,7 @@ class Group:
         drain: the operator's request that it leaves, to be repeated on a new stream.
         drain_by_s: until when it may take (monotonic seconds), None if there is no such bound.
         parked: whether it was told on this stream that the job has no use for it now; None: it was told nothing.
+        moved_s: when its beats last showed a later epoch or step (monotonic seconds).
         failed: its report that the newest epoch is over, until the next one is activated.
     """
 
@@ -87,6 +88,7 @@ class Group:
     admit_s: float = 0.0
     pace_s: float = 0.0
     stepped_s: float = 0.0
+    moved_s: float = 0.0
 
     def steps_on(self, beat: Beat, now: float) -> None:
         """Takes a beat in; `pace_s` becomes the seconds per step between a member's beats that show progress.
@@ -94,6 +96,8 @@ class Group:
         Before it is one it comes to a step by a checkpoint or by a copy, thousands of them at once.
         """
         before = self.beat.step if self.beat is not None else -1
+        if self.beat is None or (beat.epoch, beat.step) > (self.beat.epoch, self.beat.step):
+            self.moved_s = now
         if beat.step > before:
             if self.stepped_s and self.beat is not None and self.beat.epoch:
                 self.pace_s = (now - self.stepped_s) / (beat.step - before)

@@ -20,7 +20,6 @@ AHEAD_S = 0.5
 AHEAD_STEPS_MIN = 2
 FLAPPING_WINDOW_S = 600.0
 BEFORE = -1  # a boundary that an earlier lighthouse named
-LATE_S = 1.0  # by which a joiner's steps may follow the members'
 AGAIN_S = 0.1  # after a first heal that failed
 BACKOFF_S = 5.0
 BACKOFF_S_MAX = 120.0
@@ -130,13 +129,8 @@ class Joins(TakeOver):
         return [group for group in self._seated(now) if now >= group.admit_s]
 
     def _ready_joiners(self, now: float) -> list[Group]:
-        """Joiners that had to wait for the newest entry, so that they lag by at most one step, and get on since."""
-        ready = [group for group in self._joiners(now) if group.follows]
-        if not ready:
-            return []
-        stepped_s = max((group.stepped_s for group in self._members()), default=0.0)
-        late_s = max(LATE_S, 2.0 * self.patience.beat_s)
-        return [group for group in ready if stepped_s - group.stepped_s <= late_s]
+        """Joiners that had to wait for the newest entry: they lag by at most one step."""
+        return [group for group in self._joiners(now) if group.follows]
 
     def _soon(self, now: float) -> bool:
         """Whether the last planned change is so recent that who is ready to join waits for others that soon are."""

@@ -137,7 +137,7 @@ class Look:
                 since_s=stopped_s,
                 rank=_stopped_rank(group),
             )
-        if overdue(group) and not self._all_overdue and (epoch_is_over or stands_s >= _patient_s(group)):
+        if overdue(group) and not self._all_overdue and (stands_s >= _patient_s(group) or self._forms(group)):
             return _without_progress(group)
         if (behind_s := self._behind_s(group)) > 0.0:
             return _left_behind(group, behind_s)
@@ -187,6 +187,11 @@ class Look:
         """How long the longest of the others has been standing, as it said itself."""
         return next((_waiting_ms(g) / 1000 for g in self._standing if g is not group), 0.0)
 
+    def _forms(self, group: Group) -> bool:
+        """Whether it does not come to the epoch that all others wait to form with it: then nobody stands."""
+        late = None if group.beat is None else group.beat.overdue
+        return self.waited is None and self._failed > 0 and late is not None and late.phase in ("recover", "vote")
+
     def _behind_s(self, group: Group) -> float:
         """For how long it has not committed a step that another one, which stands in a later one, has; 0 if that is
         borne. It had put in its part: it may even look as if it stood.
@@ -197,7 +202,7 @@ class Look:
             return 0.0  # of one that was not heard lately it is not known where it is
         if (mine.epoch, mine.step) >= (its.epoch, its.step):
             return 0.0
-        behind_s = self.now - max(group.stepped_s, leader.stepped_s)
+        behind_s = self.now - max(group.moved_s, leader.moved_s)
         return behind_s if behind_s > mine.borne_ms / 1000 else 0.0
 
     def _fresh(self, group: Group) -> bool:

@@ -405,14 +405,12 @@ class Faults:
                 net.break_by(group.group, hears=True)
 
 
+DRAWN_APART = ("stall_rank",)  # by `draw_stalls`, where that is asked for
 KINDS: tuple[str, ...] = tuple(
     name
     for name, method in vars(Faults).items()
-    if not name.startswith("_") and isinstance(method, Callable)  # type: ignore[arg-type]
+    if not name.startswith("_") and name not in DRAWN_APART and isinstance(method, Callable)  # type: ignore[arg-type]
 )
-
-
-DRAWN_APART = ("stall_rank",)  # by `draw_stalls`, so that all else stays as it was without it
 
 
 def draw_stalls(random: random.Random, window_s: float) -> list[Fault]:
@@ -447,7 +445,7 @@ def draw_plan(
         favoured: kinds that make up most of the faults.
     """
     plan = []
-    kinds = [kind for kind in KINDS if kind not in DRAWN_APART and not (word and kind == "lose_log")]
+    kinds = [kind for kind in KINDS if not (word and kind == "lose_log")]
     for _ in range(count):
         kind = random.choice(favoured if favoured and random.random() < FAVOUR else kinds)
         at_s = random.uniform(0.0, window_s)

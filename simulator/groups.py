@@ -266,7 +266,7 @@ class GroupProcess(Process):
             self._stopped_since.pop(rank.index, None)
             since = self.now
         waiting_s = self.clock.now - rank.since if rank.phase in STANDING else 0.0
-        idle_s = self.clock.now - rank.since if rank.phase in OWN_WORK else 0.0
+        idle_s = self.clock.now - rank.since if rank.phase in OWN_WORK and self.world.shape.watched else 0.0
         return RankView(rank.phase, rank.step, waiting_s, self.now - since, rank.pace.microbatch_us, idle_s)
 
     @property
@@ -320,6 +320,7 @@ def settings_for(group: str, shape: Shape) -> Settings:
     return Settings(
         group=group, groups=shape.groups, minimum=shape.minimum, ranks=shape.ranks, nnodes=shape.nodes, token="t",
         outage_budget_s=shape.budget_s, start_window_s=shape.start_window_s,
+        stall_floor_s=None if shape.watched else 0.99 * shape.budget_s,
         deal="speed" if shape.by_speed else "even",
         spares=shape.spares,
         role=shape.role_of(group),

@@ -71,6 +71,7 @@ def plan_history(
     faults: float = 12.0,
     favoured: Sequence[str] = (),
     shape: Mapping[str, Any] | None = None,
+    stalls: bool = False,
 ) -> Plan:
     """The plan of a seed.
 
@@ -81,6 +82,7 @@ def plan_history(
         faults: how many strike on average.
         favoured: kinds that make up most of the faults.
         shape: fields of the shape that are given, and not drawn.
+        stalls: whether ranks stall, and those that make no progress are found; else all is as without that.
     """
     draw = random.Random(f"plan {seed}")
     drawn = draw_shape(draw, groups, window_s)
@@ -92,8 +94,10 @@ def plan_history(
     count = max(FAULTS_MIN, round(faults * draw.uniform(0.5, 1.5)))
     strike_s = min(window_s, 1.0 + drawn.until * _step_s(drawn) * 1.5)  # beyond that the run is over
     planned = draw_plan(draw, strike_s, count, drawn.start_window_s > 0, favoured)
-    stalls = draw_stalls(random.Random(f"stalls {seed}"), strike_s) if drawn.lighthouses == 1 else []
-    return Plan(seed, drawn, tuple(sorted([*planned, *stalls], key=lambda fault: fault.at_s)))
+    if stalls:
+        planned += draw_stalls(random.Random(f"stalls {seed}"), strike_s)
+        drawn = dataclasses.replace(drawn, watched=True)
+    return Plan(seed, drawn, tuple(sorted(planned, key=lambda fault: fault.at_s)))
 
 
 def _step_s(shape: Shape) -> float:

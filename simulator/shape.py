@@ -77,6 +77,7 @@ class Shape:
     saves: int = 0
     resumed: tuple[int, ...] = ()
     unlike: int = 0
+    watched: bool = False
 
     @property
     def members(self) -> int:

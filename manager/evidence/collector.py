@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 WRITE_S_MAX = CLASSIFY_S_MAX = 20.0  # nobody who kills waits for these: a busy machine has time
 COMPARE_S_MAX = 5.0  # nobody waits for it but the end of the manager's own process
+AT_END_S_MAX = 2.0  # which waits for no longer than this
 ONCE_S = 5.0  # of one state of affairs evidence is taken once
 KEPT_S_MAX = 1.0  # for ranks to write down what they took before an abort
 TOGETHER_S = 1.5  # for the other groups to do the same
@@ -247,11 +248,11 @@ class Collector:
             incident.missing["log_class"] = f"the logs were not looked through within {CLASSIFY_S_MAX:g} s"
         incident.log_class = told or ""
 
-    async def _compare(self, incident: Incident, files: list[Path]) -> None:
+    async def _compare(self, incident: Incident, files: list[Path], within_s: float = COMPARE_S_MAX) -> None:
         if not files:
             return
         try:
-            incident.recorder, text = await compared(files, time.monotonic() + COMPARE_S_MAX)
+            incident.recorder, text = await compared(files, time.monotonic() + within_s)
         except NoDump as why:
             incident.missing["recorder"] = str(why)
             return
@@ -286,9 +287,9 @@ class Collector:
             return  # there was nothing to abort
         if not await in_thread(lambda: _write(incident, dumps, joint=True), time.monotonic() + WRITE_S_MAX):
             return
-        await self._pause(TOGETHER_S)
+        ends = await self._pause(TOGETHER_S)
         if compares():
-            await self._compare(incident, _recent(incident.path))
+            await self._compare(incident, _recent(incident.path), AT_END_S_MAX if ends else COMPARE_S_MAX)
             self._note(incident.event(time.monotonic() - began_s))
 
     async def _pause(self, seconds: float) -> bool:

@@ -225,3 +225,18 @@ def test_of_one_that_was_not_heard_lately_nobody_knows_where_it_is() -> None:
     world.beat("g2", 5, phase="reduce", borne_ms=15_000)
     behind(world, 30.0, speaks=False)
     assert not world.noted("group_lost")
+
+
+def test_who_stood_with_all_others_is_not_behind_because_one_of_them_is_the_first_to_go_on() -> None:
+    """They stood below the minimum for longer than the floor; then one of them shows the next epoch first."""
+    world = World()
+    world.start()
+    for name in ("g0", "g1", "g2"):
+        world.beat(name, 5, phase="reduce", borne_ms=15_000, microbatch_ms=1)
+    world.now += 30.0
+    world.tick()
+    for name in ("g1", "g2"):
+        world.beat(name, 5, phase="reduce", borne_ms=15_000, microbatch_ms=1)
+    world.beat("g0", 6, phase="reduce", waiting_ms=500, borne_ms=15_000, microbatch_ms=1)
+    world.tick()
+    assert not world.noted("group_lost")

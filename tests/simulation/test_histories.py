@@ -15,6 +15,7 @@ from lightkeeper.simulator.run import Runs, run_all
 
 HISTORIES = 2000
 WORKERS = 2
+STALLED = 120
 
 
 @pytest.mark.timeout(1800)
@@ -36,6 +37,18 @@ def test_histories_with_faults_break_nothing() -> None:
     assert not report.never and set(report.kinds) == set(KINDS)
     assert report.faults == sum(report.kinds.values()) > 6 * count
     assert report.adopted > 0.05 * count, "some must have fetched an entry that they missed"
+
+
+def test_ranks_that_stall_break_nothing_and_nobody_else_is_called_stuck() -> None:
+    """With one lighthouse; docs/simulator.md says what is known to break with two."""
+    struck = left_out = 0
+    for seed in range(STALLED):
+        plan = plan_history(seed, stalls=True, shape={"lighthouses": 1})
+        outcome = run_history(plan, traces=True)
+        assert not outcome.invariant, transcript(plan, outcome.trace, 60)
+        struck += outcome.kinds.get("stall_rank", 0)
+        left_out += sum("has made no progress" in line for line in outcome.trace)
+    assert struck > STALLED / 5 and left_out > STALLED / 20
 
 
 @pytest.mark.long
