@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from lightkeeper.bench import _peer
 from lightkeeper.bench._trainers import Trainers, local_job, say, train_timed
 from lightkeeper.bench.kill import (
-    BEFORE,
     FAULT_STEP,
     GRADIENT_MB,
     GROUPS,
@@ -19,6 +17,7 @@ from lightkeeper.bench.kill import (
     STEPS,
     TIMED,
     VICTIM,
+    peer_figures,
     survivors,
 )
 from lightkeeper.events import read_run
@@ -84,12 +83,4 @@ def _torchft(phase: str) -> dict[str, Any]:
             results = trainers.result_of(GROUPS - 1, timeout_s=300)
         finally:
             trainers.end()
-    stalls, redone = [], 0
-    for rows in results.values():
-        normal_s = statistics.median(
-            row["seconds"] for row in rows if FAULT_STEP - BEFORE <= row["before"] < FAULT_STEP
-        )
-        after = [row for row in rows if row["before"] >= FAULT_STEP]
-        stalls.append(max(row["seconds"] for row in after) - normal_s)
-        redone = max(redone, sum(row["before"] == row["after"] for row in after))
-    return {"survivor_stall_s": round(max(stalls), 4), "steps_redone": redone}
+    return peer_figures(results)

@@ -119,6 +119,15 @@ def _torchft() -> dict[str, Any]:
             results = trainers.result_of(GROUPS - 1, timeout_s=180)
         finally:
             trainers.end()
+    return peer_figures(results)
+
+
+def peer_figures(results: dict[str, Any]) -> dict[str, Any]:
+    """The named figures of torchft's survivors.
+
+    Args:
+        results: by survivor, its rows as `_peer.train` writes them.
+    """
     stalls, redone = [], 0
     for rows in results.values():
         normal_s = statistics.median(

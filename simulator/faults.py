@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from lightkeeper.simulator.phases import PHASES, joiners, living, members, phases_now
 
 if TYPE_CHECKING:
+    from lightkeeper.simulator.followers import Follower
     from lightkeeper.simulator.groups import GroupProcess
     from lightkeeper.simulator.lighthouses import Lighthouse
     from lightkeeper.simulator.world import World
@@ -166,12 +167,10 @@ class Faults:
 
     def freeze_rank(self, fault: Fault) -> bool:
         """A rank is stopped by a signal."""
-        group = _one(living(self.world), fault)
-        if group is not None:
-            rank = group.ranks[fault.pick // 7 % len(group.ranks)]
-            self.world.say(f"  {rank.name} for {fault.length_s:.1f} s")
+        rank = self._rank_for_a_while(fault)
+        if rank is not None:
             rank.freeze(fault.length_s)
-        return group is not None
+        return rank is not None
 
     def slow_rank(self, fault: Fault) -> bool:
         """A rank computes for long in its next step."""
@@ -329,14 +328,20 @@ class Faults:
 
     def stall_rank(self, fault: Fault) -> bool:
         """A rank lives and does nothing: asleep, or in a C call that keeps the interpreter lock."""
-        group = _one(living(self.world), fault)
-        if group is not None:
-            rank = group.ranks[fault.pick // 7 % len(group.ranks)]
-            self.world.say(f"  {rank.name} for {fault.length_s:.1f} s")
+        rank = self._rank_for_a_while(fault)
+        if rank is not None:
             rank.stall(fault.length_s)
-        return group is not None
+        return rank is not None
 
     # ------------------------------------------------------------ how
+
+    def _rank_for_a_while(self, fault: Fault) -> Follower | None:
+        group = _one(living(self.world), fault)
+        if group is None:
+            return None
+        rank = group.ranks[fault.pick // 7 % len(group.ranks)]
+        self.world.say(f"  {rank.name} for {fault.length_s:.1f} s")
+        return rank
 
     def _say(self, group: GroupProcess) -> None:
         self.world.say(f"  of {group.incarnation}")
