@@ -71,7 +71,7 @@ class Telling(Leaves):
         if since_s < max(SAY_STANDING_S, 2.0 * pace_s) or now - longest.heard > self.patience.lease_s:
             return (), "", 0.0
         late = [g for g in self._members() if g.gone is None and g not in standing and g.beat is not None]
-        late = [g for g in late if g.beat is not None and (g.beat.epoch, g.beat.step) <= at]
+        late = [g for g in late if g.beat is not None and (g.beat.epoch, g.beat.step) <= at and _at_work(g.beat)]
         return tuple(g.name for g in late), "; ".join(doing(g, now) for g in late[:NAMED_MAX]), since_s
 
     # ------------------------------------------------------------ who is slow
@@ -145,6 +145,11 @@ def doing(group: Group, now: float) -> str:
         since_s = max(one.idle_ms, one.waiting_ms, one.stopped_ms) / 1000
         told.append(f"{what}{stopped}" + (f" for {since_s + now - group.heard:.1f} s" if since_s else ""))
     return ", ".join(told)
+
+
+def _at_work(beat: m.Beat) -> bool:
+    """Whether some rank is at its own turn, and so is what the others stand for; of a silent group the lease tells."""
+    return any(one.idle_ms for one in beat.ranks)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

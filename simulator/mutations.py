@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lighthouse/machine",
         "self.highest = max(self.highest, hello.promised, *numbers, 0)",
         "pass",
-        seed=26,
+        seed=136,
     ),
     Mutant(
         "a lighthouse without log leaves out whom it does not hear",
@@ -201,14 +201,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "lighthouse/machine",
         "if self.prepared:\n            group.lost_in = ",
         "if False:\n            group.lost_in = ",
-        seed=167,
+        seed=2,
     ),
     Mutant(
         "state taken by a rank of a joiner counts for all of them",
         "manager/joins",
         "if len({(v.step, v.entry) for v in self.votes.values()}) > 1:",
         "if False:",
-        seed=77,
+        seed=1299,
     ),
     Mutant(
         "who waits to join is forgotten with the job",
@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.pending is None or self.pending.name != name:",
         "self.pending is None or self.pending.name.step != name.step:",
         favoured=("fail_reduces", "break_stream", "freeze_rank"),
-        seed=264,
+        seed=132,
     ),
     Mutant(
         "entry committed under the epoch that adopts it",
