@@ -46,6 +46,7 @@ _LAYOUT = struct.Struct("<qqqqqqqqqq")
 SIZE = _LAYOUT.size
 _NUMBER = struct.Struct("<q")
 _BEAT_AT = 24
+READS_MAX = 4
 _WAITS = struct.Struct("<qq")
 _WAITS_AT = 48
 
@@ -133,7 +134,7 @@ class ProgressPage:
 
     def waits(self, whom: int) -> None:
         """Whom the training thread waits for from now on."""
-        _WAITS.pack_into(self._page, _WAITS_AT, whom, time.monotonic_ns())
+        self._page[_WAITS_AT : _WAITS_AT + _WAITS.size] = _WAITS.pack(whom, time.monotonic_ns())
 
     @contextlib.contextmanager
     def waiting(self, whom: int) -> Iterator[None]:
@@ -146,7 +147,7 @@ class ProgressPage:
 
     def beat(self) -> None:
         """The rank's listening thread lives."""
-        _NUMBER.pack_into(self._page, _BEAT_AT, time.monotonic_ns())
+        self._page[_BEAT_AT : _BEAT_AT + _NUMBER.size] = _NUMBER.pack(time.monotonic_ns())
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -160,11 +161,8 @@ def _mapped(path: Path) -> mmap.mmap:
 
 def read_progress(path: Path) -> Progress | None:
     """What a rank's page shows, or None if there is none yet."""
-    try:
-        raw = path.read_bytes()
-    except OSError:
-        return None
-    if len(raw) != SIZE:
+    raw = _whole(path)
+    if raw is None:
         return None
     phase, step, since_ns, beat_ns, microbatches, microbatch_us, waits_for, moved_ns, expected_us, wait_us = (
         _LAYOUT.unpack(raw)
@@ -174,3 +172,20 @@ def read_progress(path: Path) -> Progress | None:
         PHASES[phase], step, (now - since_ns) / 1e9, (now - beat_ns) / 1e9, microbatches, microbatch_us, waits_for,
         (now - moved_ns) / 1e9, expected_us / 1e6, wait_us,
     )  # fmt: skip
+
+
+def _whole(path: Path) -> bytes | None:
+    """The page as one write left it: it is read while it is written, so until two readings are alike.
+
+    (`struct.pack_into` clears what it writes to first, so that a reader would see times long past: it is not used.)
+    """
+    try:
+        before = path.read_bytes()
+        for _ in range(READS_MAX):
+            raw = path.read_bytes()
+            if raw == before:
+                break
+            before = raw
+    except OSError:
+        return None
+    return before if len(before) == SIZE else None

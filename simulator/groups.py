@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
@@ -166,12 +167,18 @@ class GroupProcess(Process):
 
     # ------------------------------------------------------------ actions
 
+    def _as_watched(self, message: m.ToLighthouse) -> m.ToLighthouse:
+        """Where progress is not watched, a beat does not say what is borne: nobody is left out for lagging."""
+        if isinstance(message, m.Beat) and not self.world.shape.watched:
+            return dataclasses.replace(message, borne_ms=0)
+        return message
+
     def act(self, actions: list[Any]) -> None:
         """Carries out what the machine decided."""
         for action in actions:
             if isinstance(action, Tell):
                 if self.stream is not None:
-                    self.stream.up.send(action.message)
+                    self.stream.up.send(self._as_watched(action.message))
             elif isinstance(action, ToRanks):
                 for rank in self.ranks if action.rank is None else (self.ranks[action.rank],):
                     if rank.alive and len(self.nodes) > 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -81,7 +80,6 @@ async def compared(files: Sequence[Path], until_s: float) -> tuple[str, str]:
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-m", COMPARE, *map(str, files),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        preexec_fn=_idly,
     )  # fmt: skip
     try:
         async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
@@ -96,8 +94,3 @@ async def compared(files: Sequence[Path], until_s: float) -> tuple[str, str]:
         raise NoDump(f"torch's analysis failed: {last[:200]}")
     found = json.loads(out)
     return found["line"], found["text"]
-
-
-def _idly() -> None:
-    """Whoever trains goes first."""
-    os.nice(10)

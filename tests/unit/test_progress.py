@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,24 @@ def test_a_full_disk_is_told_when_the_page_is_made(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(PageNotMade, match=f"cannot write in {tmp_path}: No space left on device"):
         ProgressPage(tmp_path / "page")
+
+
+def test_a_page_that_is_written_all_the_time_is_never_read_in_halves(tmp_path: Path) -> None:
+    """A time of long ago would call its rank stuck."""
+    page, over = ProgressPage(tmp_path / "page"), threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            page.waits(OTHERS)
+            page.beat()
+            page.enter("reduce", 3)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(3000):
+            read = read_progress(tmp_path / "page")
+            assert read is not None and read.moved_s < 60 and read.silent_s < 60 and read.since_s < 60
+    finally:
+        over.set()
+        writer.join()
