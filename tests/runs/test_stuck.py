@@ -26,11 +26,6 @@ def stuck(facts: Facts, fault: schema.FaultInjected) -> schema.Stuck:
     assert "ends with exit code 104: left out of the job: rank 0 lives and has made no progress" in facts.said["g2"]
     first = facts.all(schema.Evidence, group="g2")[0]
     assert first.folder.endswith(f"-g2-step{AT}-stuck") and {"stacks-rank0", "recorder-rank0"} <= first.taken.keys()
-    (joint,) = [event for event in facts.all(schema.Evidence) if event.recorder and event.group != "g2"]
-    assert (
-        "recovery-e" in joint.folder
-        and (": rank 0 of g2 never arrived;" in joint.recorder or ": no dump of " in joint.recorder)  # a busy machine
-    )
     return said
 
 
