@@ -108,7 +108,7 @@ class Deadlines:
     def news(self) -> dict[str, float] | None:
         """The deadlines by phase, in seconds, once a step has been learnt and when one has changed much; else None."""
         rank = next((r for r, known in self._ranks.items() if known.steps), None)
-        if rank is None or not self._longest:
+        if rank is None or not (self._longest or self._step):
             return None
         now = {
             phase: self.of(rank, RankView(phase, 0, 0.0, 0.0))
