@@ -11,7 +11,7 @@ from typing import Any
 from lightkeeper.chaos.faults import Plan
 from lightkeeper.events import summary
 from lightkeeper.events.lineage import live_groups, pick
-from lightkeeper.events.schema import Adopted, Event, FaultInjected, GroupLost, Recovered
+from lightkeeper.events.schema import Adopted, Event, FaultInjected, GroupLost, Recovered, kind_of
 from lightkeeper.events.summary import Finding
 from lightkeeper.events.verdict import Incident, incidents
 
@@ -196,11 +196,6 @@ def followed(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
     problems += [f"{group}, which waits for others, was called stuck" for group in sorted(stuck)]
     seen = ", ".join(kind for kind in expected.kinds) or "nothing else had to"
     return Check(f"{prefix}followed", not problems, "; ".join(problems) or seen)
-
-
-def kind_of(event: Event) -> str:
-    """As the log has it: "group_lost"."""
-    return str(type(event).__struct_config__.tag)
 
 
 def back(prefix: str, struck: Struck) -> Check:

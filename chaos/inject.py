@@ -16,7 +16,7 @@ from lightkeeper.chaos.run import show, teller
 from lightkeeper.chaos.targets import NotHere, Processes, run_folder_at
 from lightkeeper.errors import UsageError
 from lightkeeper.events import EventLog, lineage, read_run
-from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, GroupLost
+from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, GroupLost, kind_of
 
 QUIET_S = 10.0  # after a fault that nobody is to be lost by: so long nobody must be
 POLL_S = 0.2
@@ -118,7 +118,7 @@ class Injection:
             time.sleep(QUIET_S)
 
     def _missing(self, window: list[Event]) -> list[str]:
-        there = {checkers.kind_of(event) for event in window if event.group == self.plan.victim}
+        there = {kind_of(event) for event in window if event.group == self.plan.victim}
         return [kind for kind in self.fault.expected.kinds if kind not in there]
 
     def _until(self, holds: Callable[[list[Event]], bool]) -> None:

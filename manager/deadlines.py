@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from lightkeeper.lighthouse.messages import Overdue
 from lightkeeper.manager.answers import RankView
+from lightkeeper.manager.progress import EXPECTED
 
 OF_PHASE = 10.0  # times the longest in that phase lately
 OF_STEP = 3.0  # times the longest that a step took
@@ -92,7 +93,7 @@ class Deadlines:
             return max(self.floor_s, view.expected_s)
         known = self._ranks.get(rank)
         lately = self._lately(view.phase)
-        if known is None or known.steps == 0 or (_declared(view.phase) and not lately):
+        if known is None or known.steps == 0 or (view.phase in EXPECTED and not lately):
             return self.first_s
         learnt_s = max(OF_PHASE * (lately[-1] if lately else 0.0), OF_STEP * self.longest_step_s)
         return min(self.first_s, max(self.floor_s, learnt_s))
@@ -124,7 +125,7 @@ class Deadlines:
         one hiccup is no habit.
         """
         lately = sorted(self._longest.get(phase, ()))
-        return lately[:-1] if len(lately) >= MANY and not _declared(phase) else lately
+        return lately[:-1] if len(lately) >= MANY and phase not in EXPECTED else lately
 
     def _learn(self, rank: int, view: RankView, now: float) -> None:
         known = self._ranks.setdefault(rank, _Rank(view, now))
@@ -145,10 +146,6 @@ class Deadlines:
             self._step[view.phase] = max(self._step.get(view.phase, 0.0), view.idle_s)
             if not view.expected_s:
                 known.busy_s += min(gap_s, view.idle_s)
-
-
-def _declared(phase: str) -> bool:
-    return phase in ("checkpoint", "compile", "evaluation", "profile")
 
 
 def _alike(one: float, other: float) -> bool:

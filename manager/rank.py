@@ -259,7 +259,7 @@ class Rank:
         """An epoch's group, once its members have connected."""
         with self.page.waiting(PEERS):
             group = self._epochs.take(epoch)
-        return ShownGroup(group, self.page.waits, OTHERS)
+        return ShownGroup(group, self.page.waiting, OTHERS)
 
     def _together(self, do: Callable[[], None]) -> None:
         """Does what all ranks of this group must have done before one of them goes on in the plan's epoch.

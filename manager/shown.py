@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lightkeeper.manager.groups import EpochGroup, Reduction
-from lightkeeper.manager.progress import NOBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 
@@ -20,12 +18,12 @@ class ShownGroup:
 
     Args:
         group: does the work.
-        waits: told whom this rank waits for, as `ProgressPage.waits`.
+        waiting: shows whom this rank waits for, as `ProgressPage.waiting`.
         whom: for whom it does when it waits for this group.
     """
 
-    def __init__(self, group: EpochGroup, waits: Callable[[int], None], whom: int) -> None:
-        self._group, self._waits, self._whom = group, waits, whom
+    def __init__(self, group: EpochGroup, waiting: Callable[[int], AbstractContextManager[None]], whom: int) -> None:
+        self._group, self._waiting = group, partial(waiting, whom)
         self.slot, self.size = group.slot, group.size
 
     def all_reduce(self, tensor: torch.Tensor) -> Reduction:
@@ -44,14 +42,6 @@ class ShownGroup:
     def close(self) -> None:
         """See `groups.EpochGroup`."""
         self._group.close()
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        self._waits(self._whom)
-        try:
-            yield
-        finally:
-            self._waits(NOBODY)
 
 
 class _ShownReduction:

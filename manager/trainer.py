@@ -295,7 +295,7 @@ class Manager(Declarations):
         self._within = form_within(
             self.place, keys, self.rank, self.settings.ranks, self._host, self.settings.timeouts.start_budget_s
         )
-        self._within.show(self.page.waits)
+        self._within.show(self.page.waiting)
         self._reducer = chosen_reducer()(
             self._parameters,
             self._layout,

@@ -8,6 +8,7 @@ the manager's own, over rendezvous keys that never leave their manager.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -174,9 +175,9 @@ class Within:
             total += more
         return total
 
-    def show(self, waits: Callable[[int], None]) -> None:
-        """Tells `waits` from now on when this rank waits for the others of its group."""
-        self._group = ShownGroup(self._group, waits, OWN)
+    def show(self, waiting: Callable[[int], AbstractContextManager[None]]) -> None:
+        """Shows from now on, as `ProgressPage.waiting` does, when this rank waits for the others of its group."""
+        self._group = ShownGroup(self._group, waiting, OWN)
 
     def close(self) -> None:
         """Lets go of the connections."""
