@@ -1,0 +1,287 @@
+"""A folder of checkpoints: what there is, how one becomes one of them, and how old ones go.
+
+A checkpoint is written under a name that nobody reads, and gets its own by one `rename` when it is whole, checked and
+final; then comes the marker. So a reader never sees half of one, and a writer that is killed leaves nothing that has to
+be repaired. Nothing is deleted before what takes its place is committed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightkeeper.checkpoint.files import check_files, fsync_folder, write_whole
+from lightkeeper.checkpoint.manifest import (
+    Damaged,
+    Manifest,
+    Marker,
+    encode,
+    read_committed,
+    read_manifest,
+)
+from lightkeeper.checkpoint.names import MARKER, Found, aside_name, dropped_name, found, saving_name, step_name
+
+KEEP_MIN = 2
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A checkpoint of a folder.
+
+    Attributes:
+        path: where it is.
+        step: how many steps its state has behind it.
+        manifest: what it is; None if it does not count.
+        reason: why not.
+    """
+
+    path: Path
+    step: int
+    manifest: Manifest | None
+    reason: str = ""
+
+
+class Folder:
+    """One folder of checkpoints.
+
+    Args:
+        path: where it is; it need not be there yet.
+        by: who writes here, different for every process that may: group and incarnation.
+    """
+
+    def __init__(self, path: Path, by: str = "") -> None:
+        self.path = path
+        self.by = by or f"{os.uname().nodename}-{os.getpid()}"
+
+    # ------------------------------------------------------------ reading
+
+    def entries(self) -> list[Found]:
+        """All that stands there, newest checkpoints first.
+
+        Raises:
+            OSError: it cannot be read (that it is not there is no error).
+        """
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        return sorted((found(name) for name in names), key=lambda one: (-one.step, one.name))
+
+    def listed(self) -> list[Listed]:
+        """The checkpoints, newest first, those that do not count with the reason; their files are not read.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return [self.look(one.step) for one in self.entries() if one.kind == "step"]
+
+    def look(self, step: int) -> Listed:
+        """One of them."""
+        path = self.path / step_name(step)
+        try:
+            manifest = read_committed(path)
+            if manifest.step != step:
+                raise Damaged(f"its manifest is that of step {manifest.step}")
+        except Damaged as error:
+            return Listed(path, step, None, str(error))
+        return Listed(path, step, manifest)
+
+    def newest(self) -> int:
+        """Steps behind the newest that is committed; -1 if there is none.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return next((one.step for one in self.listed() if one.manifest is not None), -1)
+
+    def was_used(self) -> bool:
+        """Whether a checkpoint was ever committed here, whatever has become of it.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return any((self.path / one.name / MARKER).exists() for one in self.entries() if one.kind == "step") or any(
+            one.kind == "aside" for one in self.entries()
+        )
+
+    # ------------------------------------------------------------ writing
+
+    def saving(self, step: int) -> Path:
+        """Where the checkpoint of a step is written; what is there of an earlier try is removed.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        path = self.path / saving_name(step, self.by)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            self.drop(path)
+        path.mkdir()
+        return path
+
+    def publish(self, written: Path, final: str, wall: float | None = None) -> Path:
+        """Gives a checkpoint that is whole, checked and final its name and its marker.
+
+        If one of the same state is there already, whole, that one counts, and this one is dropped. What else stands
+        under the name (a broken one, or one of steps that were done again) makes place.
+
+        Args:
+            written: where it was written.
+            final: by what its state is known to be final.
+            wall: seconds since the Unix epoch; now.
+
+        Returns:
+            Where it is.
+
+        Raises:
+            Damaged: what was written is not a checkpoint.
+            OSError: it could not be published.
+        """
+        manifest, hashed = read_manifest(written)
+        target = self.path / step_name(manifest.step)
+        if self._holds(target, manifest):
+            self.drop(written)
+            hashed = read_manifest(target)[1]
+        else:
+            self._take_place(written, target)
+        marker = Marker(
+            step=manifest.step, state=manifest.state, manifest=hashed, final=final, by=self.by,
+            wall=time.time() if wall is None else wall,
+        )  # fmt: skip
+        write_whole(target / MARKER, encode(marker))
+        return target
+
+    def _holds(self, target: Path, manifest: Manifest) -> bool:
+        try:
+            there, _ = read_manifest(target)
+            if there.state != manifest.state or there.held != manifest.held:
+                return False
+            check_files(target, there)
+        except Damaged:
+            return False
+        return True
+
+    def _take_place(self, written: Path, target: Path) -> None:
+        for _ in range(3):  # another writer may take the place in between
+            try:
+                written.rename(target)
+                break
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+            self._out_of_the_way(target)
+        else:
+            raise OSError(errno.EEXIST, f"another writer takes the name again and again: {target.name}")
+        fsync_folder(self.path)
+
+    def _out_of_the_way(self, target: Path) -> None:
+        away = self.path / dropped_name(target.name, f"{self.by}.{time.monotonic_ns()}")
+        try:
+            target.rename(away)
+        except FileNotFoundError:
+            return
+        _remove(away)
+
+    # ------------------------------------------------------------ deleting
+
+    def drop(self, path: Path) -> None:
+        """Deletes one, so that nobody takes it for a checkpoint meanwhile; what cannot be deleted stays behind.
+
+        Raises:
+            OSError: it cannot even be renamed.
+        """
+        self._out_of_the_way(path)
+
+    def prune(self, keep: int, keep_every: int = 0) -> list[Path]:
+        """Deletes old checkpoints.
+
+        The newest `keep` that are committed and have all their files stay, and at least two such; so does what is newer
+        than these, and every one whose step is a multiple of `keep_every`. What is older goes, marker or not.
+
+        Returns:
+            What was deleted.
+
+        Raises:
+            OSError: the folder cannot be read, or something in it not be renamed.
+        """
+        going = self.superfluous(keep, keep_every)
+        for path in going:
+            self.drop(path)
+        return going
+
+    def superfluous(self, keep: int, keep_every: int = 0) -> list[Path]:
+        """What `prune` would delete, oldest first."""
+        listed = self.listed()
+        stays: list[Listed] = []
+        for one in listed:
+            if len(stays) < max(keep, KEEP_MIN) and one.manifest is not None and _has_its_files(one.path, one.manifest):
+                stays.append(one)
+        if len(stays) < max(keep, KEEP_MIN):
+            return []
+        oldest = stays[-1].step
+        going = [one for one in listed if one.step < oldest and not (keep_every and one.step % keep_every == 0)]
+        return [one.path for one in reversed(going)]
+
+    def sweep(self, step: int, mine: bool = True) -> list[Path]:
+        """Deletes what broke off: half-written ones of at most this step, and what is being deleted.
+
+        Args:
+            step: a newer one may still be written by somebody else.
+            mine: whether those of this process go too.
+
+        Raises:
+            OSError: the folder cannot be read, or something in it not be renamed.
+        """
+        gone = []
+        for one in self.entries():
+            old = one.kind == "saving" and one.step <= step and (mine or one.by != self.by)
+            if old:
+                self.drop(self.path / one.name)
+            elif one.kind == "dropped":
+                _remove(self.path / one.name)
+            if old or one.kind == "dropped":
+                gone.append(self.path / one.name)
+        return gone
+
+    def put_aside(self, after: int) -> list[Path]:
+        """Renames the checkpoints of later steps, by a person's wish to go on from an earlier one: they count no more.
+
+        Raises:
+            OSError: one of them cannot be renamed.
+        """
+        moved = []
+        for one in self.entries():
+            if one.kind != "step" or one.step <= after:
+                continue
+            target = self.path / aside_name(one.name)
+            number = 1
+            while target.exists():
+                number += 1
+                target = self.path / f"{aside_name(one.name)}.{number}"
+            try:
+                (self.path / one.name).rename(target)
+            except FileNotFoundError:
+                continue  # another group was faster
+            moved.append(target)
+        return moved
+
+
+def _has_its_files(path: Path, manifest: Manifest) -> bool:
+    """Whether all files are there with their sizes, which costs no reading of them."""
+    try:
+        return all((path / name).stat().st_size == file.bytes for name, file in manifest.files.items())
+    except OSError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
