@@ -10,48 +10,18 @@ kinds and versions that it does not know as `Unknown`, so old tools can read new
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import msgspec
+from lightkeeper.events.header import SCHEMA_VERSION, Event, tag
+from lightkeeper.events.of_checkpoints import (
+    CheckpointFailed,
+    CheckpointLoaded,
+    CheckpointSaved,
+    CheckpointSkipped,
+    StopRequested,
+)
 
-SCHEMA_VERSION = 1
-
-
-def _tag(name: str) -> str:
-    """`GroupLost` is written as `group_lost`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_tag):
-    """The header of every event; the writer fills it in.
-
-    Attributes:
-        v: schema version.
-        run: name of the run (of its folder).
-        job: the job's id.
-        process: who wrote it: "lighthouse", "manager g2", "rank g2/0".
-        group: the group the event is about ("" if none).
-        incarnation: which start of that group ("" if none).
-        host: machine on which it was written; `mono_ns` compares only within one host.
-        pid: process id of the writer.
-        wall: seconds since the Unix epoch.
-        mono_ns: CLOCK_MONOTONIC, nanoseconds.
-        seq: counts up from 0 per file.
-    """
-
-    v: int = SCHEMA_VERSION
-    run: str = ""
-    job: str = ""
-    process: str = ""
-    group: str = ""
-    incarnation: str = ""
-    host: str = ""
-    pid: int = 0
-    wall: float = 0.0
-    mono_ns: int = 0
-    seq: int = 0
-
+__all__ = ["BY_NAME", "KINDS", "SCHEMA_VERSION", "Event", "kind_of"]  # and every kind
 
 # --- a run and its processes --------------------------------------------------------------------------------
 
@@ -546,12 +516,13 @@ KINDS: tuple[type[Event], ...] = (
     FaultInjected, GroupLost, LastPhases, Armed, Stuck, Slow, SlowEnded, Quarantined, Evidence, ReduceFailed,
     Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
     TookOver, UserError, Unauthorised,
+    CheckpointSaved, CheckpointFailed, CheckpointSkipped, CheckpointLoaded, StopRequested,
     EventsDropped,
 )  # fmt: skip
 
-BY_NAME: dict[str, type[Event]] = {_tag(kind.__name__): kind for kind in KINDS}
+BY_NAME: dict[str, type[Event]] = {tag(kind.__name__): kind for kind in KINDS}
 
 
 def kind_of(event: Event) -> str:
     """The event's `kind` as it stands in the file, for instance "group_lost"."""
-    return event.name if isinstance(event, Unknown) else _tag(type(event).__name__)
+    return event.name if isinstance(event, Unknown) else tag(type(event).__name__)

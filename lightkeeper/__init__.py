@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightkeeper import data
+    from lightkeeper.checkpoint.checkpoints import Checkpoints
     from lightkeeper.manager.clip import clip_grad_norm_
     from lightkeeper.manager.fingerprint import fingerprint
     from lightkeeper.manager.settings import Settings
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Manager", "Settings", "Step", "__version__", "clip_grad_norm_", "data", "fingerprint"]
+__all__ = ["Checkpoints", "Manager", "Settings", "Step", "__version__", "clip_grad_norm_", "data", "fingerprint"]
 
 _HOMES = {
+    "Checkpoints": "lightkeeper.checkpoint.checkpoints",
     "Manager": "lightkeeper.manager.trainer",
     "Settings": "lightkeeper.manager.settings",
     "Step": "lightkeeper.manager.step",

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lightkeeper.errors import ToldError, UsageError
+from lightkeeper.events.schema import Event
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager import exits, local, owngroups
 from lightkeeper.manager.addresses import own_host
@@ -133,6 +134,7 @@ class Rank:
         self._reduced_as: Entry | None = None
         self._left = self._follows = self._applies = self._copy_at_end = self.finished = False
         self._cancels = False  # the run ends before the step at hand, which others may not know yet
+        self.ends = False  # the run ends after the step at hand, as all groups know by its entry
 
     __init__.__qualname__ = "Manager.__init__"  # Python names it so for a misspelt argument: nobody calls Rank
 
@@ -403,6 +405,37 @@ class Rank:
         plan = self._plan
         if plan is not None and plan.epoch < below and self._suspects is None:
             self._fear(())
+
+    # ------------------------------------------------------------ who keeps the state
+
+    @property
+    def registry(self) -> StateRegistry:
+        """What belongs to the state."""
+        return self._registry
+
+    @property
+    def state_name(self) -> Entry:
+        """The newest entry in the state here."""
+        return self._entries.newest
+
+    @property
+    def started(self) -> bool:
+        """Whether the first step has begun."""
+        return self._reducer is not None
+
+    @property
+    def incarnation(self) -> str:
+        """Name of this start of the group."""
+        return self._client.registered.incarnation
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other group is in the epoch: then what is committed is final."""
+        return self._plan is not None and len(self._plan.members) == 1
+
+    def note(self, event: Event) -> None:
+        """Writes an event, if the run has a folder."""
+        self._record.write(event)
 
     # ------------------------------------------------------------ small helpers
 

@@ -73,7 +73,7 @@ class Manager(Declarations):
         self._microbatches = microbatches
         if self._reducer is None:
             self._start()
-        while self.page.step < until and not self._left and not self.finished:
+        while self.page.step < until and not self._left and not self.ends and not self.finished:
             step = self.begin()
             yield step
             self._end_body()
@@ -120,6 +120,7 @@ class Manager(Declarations):
             return
         if self._left:
             self._epochs.retire(1 << 62, self.settings.timeouts.form_timeout_s, wait=True)
+            self._end_watchers()
             self._record.left(f"before step {index}")
             say(f"lightkeeper: this group leaves before step {index}, as asked; the others go on to step {self._until}")
             self._close()
@@ -151,6 +152,8 @@ class Manager(Declarations):
         self._reducer.begin(index, 0)
         digest = fingerprint(nn.ParameterList(p for _, p in self._parameters), self.optimizer)
         while True:
+            for watcher in self._watchers:
+                watcher.closing()
             self._enter("closing", index)
             try:
                 self._close_epoch(digest)
@@ -163,7 +166,12 @@ class Manager(Declarations):
             if self._recover(answer) == "committed":
                 break  # closed while recovering
         self._record.finished(self.page.step, self._registry.fingerprint())
+        self._end_watchers()
         self._close()
+
+    def _end_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher.closed()
 
     def leave(self, reason: str) -> None:
         """Asks for this group to leave at a step boundary; `steps` ends then, and the others go on.
@@ -308,7 +316,7 @@ class Manager(Declarations):
         self._entries.serve(self._reducer)
         self._sync.settle()
         digest = self._registry.fingerprint()
-        ready = local.Ready(signature=self._signature(), total=self._total(first), fingerprint=digest, step=first)
+        ready = local.Ready(signature=self.signature(), total=self._total(first), fingerprint=digest, step=first)
         answer = self._ask(ready)
         if answer.verdict == "heal":
             self._heal(answer)
@@ -322,7 +330,8 @@ class Manager(Declarations):
         else:
             self._stop(answer)
 
-    def _signature(self) -> dict[str, str]:
+    def signature(self) -> dict[str, str]:
+        """What must be alike in all groups, by name; from the first step on."""
         found = signature(self.model, self.optimizer)
         found.update({f"extra {name}": kind for name, kind in self._layout.describe().items()})
         found["microbatches of step 0"] = str(self._total(0))
@@ -371,6 +380,8 @@ class Manager(Declarations):
         digest = self._registry.fingerprint() if every and (step.index + 1) % every == 0 else None
         self._record.applied(step, self._reduced_as, digest)
         self.page.enter("replay" if self._follows else "compute", step.index + 1)
+        for watcher in self._watchers:
+            watcher.applied(step.index)
         self._entries.ready()
         if self._copy_at_end:
             self._copy_at_end = False

@@ -34,6 +34,15 @@ class Watcher:
     def committed(self, index: int, reduced: Mapping[str, torch.Tensor]) -> None:
         """The entry of a step, computed here or by others alone, is about to be applied; on the training thread."""
 
+    def applied(self, index: int) -> None:
+        """The body of the loop has ended: the state has this step behind it; on the training thread."""
+
+    def closing(self) -> None:
+        """All steps are done, and the run is about to be closed, perhaps for another time; on the training thread."""
+
+    def closed(self) -> None:
+        """What this group holds is final: the run was closed, or the group leaves; on the training thread."""
+
 
 def probable_share(plan: local.Plan, total: int) -> tuple[int, ...]:
     """What this group is dealt in a step of `total` microbatches while the plan's epoch is in force."""

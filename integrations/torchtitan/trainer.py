@@ -17,6 +17,7 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
+from lightkeeper.checkpoint.running import who_trains
 from lightkeeper.errors import UsageError
 from lightkeeper.integrations.torchtitan.alike import alike_in
 from lightkeeper.integrations.torchtitan.checkpoint import LeadCheckpointer, Terms
@@ -27,7 +28,6 @@ from lightkeeper.integrations.torchtitan.lead import LeadValidator, MarkedProfil
 from lightkeeper.integrations.torchtitan.patience import comm_of
 from lightkeeper.integrations.torchtitan.refusals import refuse_contradictions, refuse_unsupported
 from lightkeeper.integrations.torchtitan.run import Run, Standing
-from lightkeeper.integrations.torchtitan.running import who_trains
 from lightkeeper.manager.settings import Settings
 from lightkeeper.manager.usererrors import tell_in_one_line
 

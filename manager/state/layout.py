@@ -10,6 +10,7 @@ digest and the checksum of every range: two states with one fingerprint are equa
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -169,6 +170,16 @@ def layout_of(name: Entry, captured: dict[str, Captured], range_bytes: int = RAN
             headers.append(_header(leaf, headers[-1] if headers else None))
     objects = [ObjectHeader(key, one.kind, one.tree) for key, one in captured.items()]
     return Layout(name, headers, objects, range_bytes)
+
+
+def with_tensors(layout: Layout, headers: Sequence[TensorHeader]) -> Layout:
+    """The layout with its tensors as these headers say, but at the offsets that follow from them."""
+    placed: list[TensorHeader] = []
+    for header in headers:
+        nbytes = math.prod(header.shape) * DTYPES[header.dtype].itemsize
+        offset = _offset_after(placed[-1] if placed else None)
+        placed.append(dataclasses.replace(header, offset=offset, nbytes=nbytes))
+    return Layout(layout.name, placed, layout.objects, layout.range_bytes)
 
 
 def differences(mine: Layout, theirs: Layout) -> list[str]:

@@ -25,6 +25,7 @@ from lightkeeper.manager.state.tree import Captured, Leaf, capture, kind_of
 Scope: TypeAlias = Literal["shared", "group"]
 
 UNNAMED = origin(0)
+_BOUNDARY_BYTES_MAX = 1 << 20  # of one tensor of a user's object, to be copied on the training thread
 _NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 
 
@@ -35,6 +36,7 @@ class StateRegistry:
         self._shared: dict[str, Any] = {}
         self._group: dict[str, Any] = {}
         self._exclude: dict[str, tuple[str, ...]] = {}
+        self._unsteady: dict[str, tuple[str, ...]] = {}
 
     def register(self, name: str, obj: Any, scope: Scope = "shared", exclude: Sequence[str] = ()) -> None:
         """Add an object; alike in all groups and in the same order.
@@ -66,6 +68,49 @@ class StateRegistry:
         self._shared[name] = obj
         self._exclude[name] = (*exclude, *_statistics(obj))
 
+    def whole(self) -> tuple[StateRegistry, tuple[str, ...]]:
+        """All of it, also what differs between groups: for a checkpoint, from which every group is to begin alike.
+
+        Returns:
+            A registry that shares nothing but its own objects with this one, and which objects are in no checkpoint
+            because they cannot be copied exactly; only one of scope "group" can be such.
+        """
+        found, left_out = StateRegistry(), []
+        found._shared = dict(self._shared)
+        found._unsteady = dict(self._exclude)
+        for name, obj in self._group.items():
+            try:
+                capture(name, obj)
+            except StateRefused:
+                left_out.append(name)
+                continue
+            found._shared[name] = obj
+            found._unsteady[name] = ("*",)
+        found._exclude = dict.fromkeys(found._shared, ())
+        return found, tuple(left_out)
+
+    def unsteady(self, captured: Mapping[str, Captured]) -> set[int]:
+        """The leaves, by `id`, that are copied at the boundary itself: they may change before the next apply phase.
+
+        Small ones of a user's object, since nothing says when the user may change them; and of `whole`, what a forward
+        pass may change.
+        """
+        users = [leaf for one in captured.values() if one.kind == "object" for leaf in one.leaves]
+        found = {id(leaf) for leaf in users if leaf.tensor.nbytes <= _BOUNDARY_BYTES_MAX}
+        for name, patterns in self._unsteady.items():
+            leaves = captured[name].leaves if patterns else ()
+            found |= {id(leaf) for leaf in leaves if differs(leaf.path[len(name) + 1 :], patterns)}
+        return found
+
+    def differing(self) -> set[str]:
+        """Paths of the tensors that may differ between groups, and between the ranks of one."""
+        found = set()
+        for name, patterns in self._unsteady.items():
+            for leaf in capture(name, self._shared[name]).leaves if patterns else ():
+                if differs(leaf.path[len(name) + 1 :], patterns):
+                    found.add(leaf.path)
+        return found
+
     @property
     def shared(self) -> Mapping[str, Any]:
         """The objects that are copied and fingerprinted, in order."""
@@ -86,7 +131,7 @@ class StateRegistry:
         for name, obj in self._shared.items():
             one = capture(name, obj)
             if patterns := self._exclude[name]:
-                kept = [leaf for leaf in one.leaves if not _excluded(leaf.path[len(name) + 1 :], patterns)]
+                kept = [leaf for leaf in one.leaves if not differs(leaf.path[len(name) + 1 :], patterns)]
                 one = Captured(one.kind, kept, one.tree)
             _check_paths(one.leaves)
             captured[name] = one
@@ -119,7 +164,8 @@ def leaves_in(captured: Mapping[str, Captured]) -> list[Leaf]:
     return [leaf for one in captured.values() for leaf in one.leaves]
 
 
-def _excluded(path: str, patterns: Sequence[str]) -> bool:
+def differs(path: str, patterns: Sequence[str]) -> bool:
+    """Whether a tensor is one of those that differ between groups."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 

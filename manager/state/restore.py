@@ -62,7 +62,7 @@ class Target:
         self.layout = layout
         self.opened = False
         self._registry = registry
-        self._visible = {name: _tensors_by_path(name, obj) for name, obj in registry.shared.items()}
+        self._visible = {name: tensors_by_path(name, obj) for name, obj in registry.shared.items()}
         self._own = {leaf.path: leaf.tensor for leaf in leaves_in(registry.capture())}
         if layout.nbytes > bytes_max:
             raise StateDoesNotFit(f"the state has {layout.nbytes} bytes: at most {bytes_max} are taken here")
@@ -127,6 +127,20 @@ class Target:
                     tensor = self._staged[i] = torch.empty(tensor.shape, dtype=tensor.dtype)
                 self._views[i] = raw_bytes(tensor)
             return self._views[i]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Where the tensors of the layout go, by path, distributed ones whole: for a reader that fills them itself."""
+        found = {}
+        for header, local in zip(self.layout.tensors, self._tensors, strict=True):
+            owner = header.path.partition(".")[0]
+            whole = self._new.get(header.path, self._visible[owner].get(header.path))
+            found[header.path] = local if whole is None else whole
+        return found
+
+    def filled(self) -> None:
+        """Whoever took `tensors` has filled them all."""
+        self.opened = True
+        self._left.clear()
 
     # --- what is not bytes ---
 
@@ -307,13 +321,18 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, groups: list[Any], stat
         held.update(state[i])
 
 
-def _tensors_by_path(name: str, obj: Any) -> dict[str, torch.Tensor]:
-    """The tensors of an optimizer as it holds them (a distributed one whole), by path."""
+def tensors_by_path(name: str, obj: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a module or an optimizer as it holds them (a distributed one whole), by path."""
     found: dict[str, torch.Tensor] = {}
-    if isinstance(obj, torch.optim.Optimizer):
+    if isinstance(obj, nn.Module):
+        for key, tensor in (*obj.named_parameters(), *obj.named_buffers()):
+            found[f"{name}.{key}"] = tensor.detach()
+    elif isinstance(obj, torch.optim.Optimizer):
         for g, group in enumerate(obj.param_groups):
             encode({k: v for k, v in group.items() if k != "params"}, f"{name}.groups.{g}", found.__setitem__)
         for i, parameter in enumerate(parameters_of(obj)):
             if parameter in obj.state:
                 encode(obj.state[parameter], f"{name}.state.{i}", found.__setitem__)
+    elif isinstance(obj, torch.Tensor):
+        found[name] = obj
     return found

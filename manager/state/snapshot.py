@@ -28,7 +28,6 @@ from lightkeeper.manager.state.registry import UNNAMED, StateRegistry, leaves_in
 from lightkeeper.manager.state.tree import Leaf
 
 SNAPSHOT_BYTES_MAX = 64 << 30
-_BOUNDARY_BYTES_MAX = 1 << 20  # of one tensor of a user's object, to be copied on the training thread
 
 
 class SnapshotFailed(RuntimeError):
@@ -68,6 +67,10 @@ class Snapshot:
         """The bytes of a range, read-only; to be used inside `reading`."""
         start, end = self.layout.bounds(index)
         return self._bytes[start:end]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors of the layout, in its order, as views of the memory: not to be written; inside `reading`."""
+        return [self._memory.target(header) for header in self.layout.tensors]
 
     def checksum(self, index: int) -> str:
         """xxh3_64 of a range, 16 hexadecimal digits; computed when it is asked for first."""
@@ -239,9 +242,9 @@ class Snapshotter:
         layout = layout_of(name, captured, self._range_bytes)
         leaves = leaves_in(captured)
         self._pinned = self._pinned or any(leaf.tensor.is_cuda for leaf in leaves)
-        from_users = {id(leaf) for one in captured.values() if one.kind == "object" for leaf in one.leaves}
+        unsteady = self._registry.unsteady(captured)
         sources = [
-            _source(leaf, header, id(leaf) in from_users) for leaf, header in zip(leaves, layout.tensors, strict=True)
+            _source(leaf, header, id(leaf) in unsteady) for leaf, header in zip(leaves, layout.tensors, strict=True)
         ]
         copy = Copy(name)
         with self._changed:
@@ -351,10 +354,9 @@ def _hash_behind(snapshot: Snapshot) -> None:
             return
 
 
-def _source(leaf: Leaf, header: TensorHeader, of_user: bool) -> Source:
-    """Small tensors of a user's object are copied here and now: nothing says when the user may change them."""
-    small = of_user and header.nbytes <= _BOUNDARY_BYTES_MAX
-    tensor = leaf.tensor.detach().clone() if small else leaf.tensor
+def _source(leaf: Leaf, header: TensorHeader, unsteady: bool) -> Source:
+    """What may change before the next apply phase is copied here and now."""
+    tensor = leaf.tensor.detach().clone() if unsteady else leaf.tensor
     return Source(tensor, leaf.path, header, _version(tensor))
 
 

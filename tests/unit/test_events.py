@@ -79,6 +79,15 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "why": "w",
         "bytes": 10,
         "seconds": 0.5,
+        "tier": "shared",
+        "path": "/c/step-00000007",
+        "copy_s": 0.1,
+        "write_s": 0.2,
+        "loaded": True,
+        "compared": True,
+        "restarts": 1,
+        "final": "f",
+        "failures": 2,
     }
     needed = {name: samples[name] for name in _required(kind)}
     EventLog(tmp_path, "lighthouse").write(kind(**needed))  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = (
-    "manager", "lighthouse", "events", "bench", "examples", "protos", "simulator", "integrations", "chaos", "checkpoint",
+    "manager", "lighthouse", "events", "bench", "examples", "protos", "simulator", "integrations", "chaos",
+    "checkpoint",
 )  # fmt: skip
 TORCHTITAN = ("lightkeeper.integrations.torchtitan", "lightkeeper.examples.train_titan")  # who may import it
 DATA_SUFFIXES = (".py", ".pyi", ".typed", ".proto", ".toml")

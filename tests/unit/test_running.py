@@ -9,9 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-pytest.importorskip("torchtitan", reason="torchtitan is not installed")  # all of the integration is refused then
-
-from lightkeeper.integrations.torchtitan.running import who_trains
+from lightkeeper.checkpoint.running import who_trains
 from lightkeeper.manager.settings import Settings
 from lightkeeper.protos import lighthouse_pb2, lighthouse_pb2_grpc
 from lightkeeper.wire import authorised

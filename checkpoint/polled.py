@@ -1,0 +1,55 @@
+"""What is asked of the job, looked for beside the training thread: a storage that hangs must not hold up a step."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from lightkeeper.checkpoint.requests import Asked, Requests
+
+
+class Polled:
+    """`Requests` of which each step sees what the look begun in the step before has found.
+
+    Args:
+        folder: of the checkpoints.
+        time_limit_s: see `Checkpoints`.
+    """
+
+    def __init__(self, folder: Path, time_limit_s: float) -> None:
+        self._requests = Requests(folder, time_limit_s)
+        self._margin_s = 0.0
+        self._asked = Asked()
+        self._wanted = threading.Event()
+        self._over = False
+        threading.Thread(target=self._run, name="requests", daemon=True).start()
+
+    def poll(self, margin_s: float) -> Asked:
+        """What was found; and has it looked for again.
+
+        Args:
+            margin_s: how long before a time limit the run must be asked to end.
+        """
+        self._margin_s = margin_s
+        self._wanted.set()
+        return self._asked
+
+    def saved(self) -> None:
+        """A checkpoint is committed: whoever asked for one has it."""
+        if self._asked.save:
+            self._requests.honoured(save=True)
+            self._asked = Asked("", self._asked.stop)
+
+    def end(self, stopped: bool) -> None:
+        """The run is over; `stopped`: as it was asked to."""
+        self._over = True
+        self._wanted.set()
+        if stopped:
+            self._requests.honoured(stop=True)
+        self._requests.end()
+
+    def _run(self) -> None:
+        while not self._over:
+            self._wanted.wait()
+            self._wanted.clear()
+            self._asked = self._requests.poll(self._margin_s)

@@ -1,0 +1,250 @@
+"""Saves in the background, one after another, in one folder; a save that is slow, or fails, holds nobody up.
+
+As a notary's clerk: what is given to him is a copy, he writes it out while business goes on, and the seal is put on
+when it is known that the matter is settled (the state is final).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from lightkeeper.checkpoint.content import Names, Tensors
+from lightkeeper.checkpoint.files import write_whole
+from lightkeeper.checkpoint.folder import Folder
+from lightkeeper.checkpoint.manifest import Damaged, Manifest, encode
+from lightkeeper.checkpoint.names import MANIFEST
+from lightkeeper.checkpoint.ranks import Ranks
+from lightkeeper.checkpoint.writing import SaveFailed, Written, write
+from lightkeeper.lighthouse.names import Entry
+from lightkeeper.manager.state.snapshot import Snapshot, SnapshotFailed
+
+LOAD_EVERY = 10
+
+Make: TypeAlias = Callable[[Written, Snapshot], Manifest]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a save.
+
+    Attributes:
+        name: of its state.
+        manifest: of the checkpoint, if it was committed.
+        path: where it is, if it was.
+        problem: why not, if it was not.
+        why: by what the state is known to be final.
+        pruned: how many older ones were deleted.
+    """
+
+    name: Entry
+    manifest: Manifest | None = None
+    path: Path | None = None
+    problem: str = ""
+    why: str = ""
+    pruned: int = 0
+
+
+@dataclass
+class Save:
+    """A state that is to be saved.
+
+    Attributes:
+        name: of the state.
+        take: gives the copy once it is made, held until `give_back`; None if there was no memory for one here.
+        wholes, differing: see `writing.write`.
+        make: makes the manifest.
+    """
+
+    name: Entry
+    take: Callable[[], Snapshot] | None
+    give_back: Callable[[], None]
+    wholes: Tensors
+    differing: set[str]
+    make: Make
+    written: Path | None = field(default=None, init=False)
+
+
+class Saver:
+    """One folder's saves.
+
+    Args:
+        folder: where they go.
+        names: of the objects that are saved.
+        ranks: of this group, for this saver alone.
+        keep, keep_every: see `Folder.prune`.
+    """
+
+    def __init__(self, folder: Folder, names: Names, ranks: Ranks, keep: int, keep_every: int = 0) -> None:
+        self.folder = folder
+        self._names, self._ranks, self._keep, self._keep_every = names, ranks, keep, keep_every
+        self._jobs: queue.SimpleQueue[Save | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._finals: dict[Entry, str] = {}
+        self._void: set[Entry] = set()
+        self._under_way: deque[tuple[Entry, float]] = deque()  # since when
+        self._waits = False  # for the word that its state is final
+        self._count = 0
+        self._outcomes: deque[Outcome] = deque()
+        self._thread = threading.Thread(target=self._run, name=f"saves in {folder.path}", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ the training thread
+
+    def save(self, save: Save) -> None:
+        """Saves a state; on all ranks of the group in the same order."""
+        with self._changed:
+            self._under_way.append((save.name, time.monotonic()))
+        self._jobs.put(save)
+
+    def final(self, name: Entry, why: str) -> None:
+        """The state of this name is final; an older one that is not known to be so by now never will be."""
+        with self._changed:
+            self._finals[name] = why
+            names = [other for other, _ in self._under_way]
+            self._void |= {other for other in names if other not in self._finals and other.step <= name.step}
+            self._finals = {other: how for other, how in self._finals.items() if other in (name, *names)}
+            self._changed.notify_all()
+
+    def void(self) -> None:
+        """The state here was replaced by another group's: what is not final by now is not of this history."""
+        with self._changed:
+            self._void |= {other for other, _ in self._under_way if other not in self._finals}
+            self._changed.notify_all()
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the oldest save has been under way; 0 if there is none, or it only waits to be final."""
+        with self._changed:
+            if not self._under_way or self._waits:
+                return 0.0
+            return time.monotonic() - self._under_way[0][1]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way, one that only waits to be final included."""
+        with self._changed:
+            return bool(self._under_way)
+
+    def saves(self, name: Entry) -> bool:
+        """Whether this state is being saved."""
+        with self._changed:
+            return any(other == name for other, _ in self._under_way)
+
+    def outcomes(self) -> list[Outcome]:
+        """What has ended since this was asked last."""
+        found = []
+        while self._outcomes:
+            found.append(self._outcomes.popleft())
+        return found
+
+    def wait(self, until_s: float, written: bool = False) -> bool:
+        """Waits until no save is under way.
+
+        Args:
+            until_s: monotonic seconds at which it gives up.
+            written: one that only waits to be final does not count.
+
+        Returns:
+            Whether that is so.
+        """
+        with self._changed:
+            ended = lambda: not self._under_way or (written and self._waits)  # noqa: E731
+            return self._changed.wait_for(ended, max(0.0, until_s - time.monotonic()))
+
+    def close(self) -> None:
+        """No further save comes; the thread ends after those under way."""
+        self._jobs.put(None)
+
+    # ------------------------------------------------------------ the saving thread
+
+    def _run(self) -> None:
+        while (save := self._jobs.get()) is not None:
+            try:
+                outcome = self._done(save)
+            except Exception as error:  # a bug, here or in an object's state: it is told, and training goes on
+                traceback.print_exc()
+                outcome = Outcome(save.name, problem=f"{type(error).__name__}: {error}"[:300])
+            with self._changed:
+                self._under_way.popleft()
+                self._void.discard(save.name)
+                self._waits = False
+                self._outcomes.append(outcome)
+                self._changed.notify_all()
+
+    def _done(self, save: Save) -> Outcome:
+        try:
+            manifest = self._write(save)
+        except (SaveFailed, SnapshotFailed, OSError, RuntimeError, ValueError) as error:
+            self._clean(save)
+            return Outcome(save.name, problem=str(error) if isinstance(error, SaveFailed) else repr(error)[:300])
+        finally:
+            save.give_back()
+        why = self._final(save.name)
+        if manifest is None or save.written is None:
+            return Outcome(save.name)  # rank 0 does the rest
+        if not why:
+            self._clean(save)
+            return Outcome(save.name, problem="its step was done again by others, so this state is nobody's any more")
+        try:
+            path = self.folder.publish(save.written, why)
+        except (OSError, Damaged) as error:
+            self._clean(save)
+            return Outcome(save.name, problem=f"it could not be put in place: {error}")
+        return Outcome(save.name, manifest, path, why=why, pruned=self._prune(manifest.step))
+
+    def _write(self, save: Save) -> Manifest | None:
+        load = self._count % LOAD_EVERY == 0
+        self._count += 1
+        snapshot, place, problem = None, "", "the save before it is still under way"
+        try:
+            if save.take is not None:
+                snapshot, problem = save.take(), ""
+                place = str(self.folder.saving(save.name.step + 1)) if self._ranks.first else ""
+        except SnapshotFailed as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{self.folder.path} cannot be written: {error.strerror or error}"
+        said = self._ranks.all((place, problem))
+        if failed := next((why for _, why in said if why), ""):
+            raise SaveFailed(failed)
+        assert snapshot is not None
+        save.written = path = Path(said[0][0])
+        written = write(path, snapshot, save.wholes, self._names, save.differing, self._ranks, load)
+        if not self._ranks.first:
+            return None
+        manifest = save.make(written, snapshot)
+        write_whole(path / MANIFEST, encode(manifest))
+        return manifest
+
+    def _final(self, name: Entry) -> str:
+        """Waits until it is known whether a state is final; by what it is, or ""."""
+        with self._changed:
+            self._waits = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: name in self._finals or name in self._void)
+            self._waits = False
+            return self._finals.get(name, "")
+
+    def _clean(self, save: Save) -> None:
+        if save.written is None or not self._ranks.first:
+            return
+        try:
+            self.folder.drop(save.written)
+        except OSError:
+            pass  # it is swept away with the next one that is committed
+
+    def _prune(self, step: int) -> int:
+        try:
+            gone = self.folder.prune(self._keep, self._keep_every)
+            self.folder.sweep(step)
+        except OSError:
+            return 0  # it is tried again after the next one
+        return len(gone)
