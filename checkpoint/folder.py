@@ -1,14 +1,17 @@
 """A folder of checkpoints: what there is, how one becomes one of them, and how old ones go.
 
-A checkpoint is written under a name that nobody reads, and gets its own by one `rename` when it is whole, checked and
-final; then comes the marker. So a reader never sees half of one, and a writer that is killed leaves nothing that has to
-be repaired. Nothing is deleted before what takes its place is committed.
+A checkpoint is written under a name that nobody reads. When it is whole, checked and final it gets its marker there,
+and then its own name by one `rename`. So a reader never sees half of one, no writer touches what stands under a name,
+and one that is killed leaves nothing that has to be repaired. Nothing is deleted before what takes its place is
+committed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -27,6 +30,7 @@ from lightkeeper.checkpoint.manifest import (
 from lightkeeper.checkpoint.names import MARKER, Found, aside_name, dropped_name, found, saving_name, step_name
 
 KEEP_MIN = 2
+PLACES_MAX = 3  # how often the name is taken anew, when another writer takes it in between
 Note = Callable[[str], None]
 
 
@@ -98,7 +102,8 @@ class Folder:
         Raises:
             OSError: the folder cannot be read.
         """
-        return next((one.step for one in self.listed() if one.manifest is not None), -1)
+        steps = (one.step for one in self.entries() if one.kind == "step")
+        return next((step for step in steps if self.look(step).manifest is not None), -1)
 
     def was_used(self) -> bool:
         """Whether a checkpoint was ever committed here, whatever has become of it.
@@ -106,8 +111,9 @@ class Folder:
         Raises:
             OSError: the folder cannot be read.
         """
-        return any((self.path / one.name / MARKER).exists() for one in self.entries() if one.kind == "step") or any(
-            one.kind == "aside" for one in self.entries()
+        return any(
+            one.kind == "aside" or (one.kind == "step" and (self.path / one.name / MARKER).exists())
+            for one in self.entries()
         )
 
     # ------------------------------------------------------------ writing
@@ -119,17 +125,20 @@ class Folder:
             OSError: it cannot be made.
         """
         path = self.path / saving_name(step, self.by)
-        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True, exist_ok=True)
+            fsync_folder(self.path.parent)
         if path.exists():
             self.drop(path)
         path.mkdir()
         return path
 
     def publish(self, written: Path, final: str, wall: float | None = None) -> Path:
-        """Gives a checkpoint that is whole, checked and final its name and its marker.
+        """Gives a checkpoint that is whole, checked and final its marker and its name.
 
-        If one of the same state is there already, whole, that one counts, and this one is dropped. What else stands
-        under the name (a broken one, or one of steps that were done again) makes place.
+        If one of the same state is there already, committed and whole, or one of another state that was copied later,
+        that one counts, and this one is dropped. What else stands under the name (a broken one, or one of steps that
+        were done again since) makes place.
 
         Args:
             written: where it was written.
@@ -137,51 +146,51 @@ class Folder:
             wall: seconds since the Unix epoch; now.
 
         Returns:
-            Where it is.
+            Where it is, or the other one.
 
         Raises:
             Damaged: what was written is not a checkpoint.
             OSError: it could not be published.
         """
         manifest, hashed = read_manifest(written)
-        target = self.path / step_name(manifest.step)
-        if self._holds(target, manifest):
-            self.drop(written)
-            hashed = read_manifest(target)[1]
-        else:
-            self._take_place(written, target)
         marker = Marker(
             step=manifest.step, state=manifest.state, manifest=hashed, final=final, by=self.by,
             wall=time.time() if wall is None else wall,
         )  # fmt: skip
-        write_whole(target / MARKER, encode(marker))
-        return target
+        write_whole(written / MARKER, encode(marker))
+        return self._take_place(written, manifest)
 
-    def _holds(self, target: Path, manifest: Manifest) -> bool:
+    def _take_place(self, written: Path, manifest: Manifest) -> Path:
+        target = self.path / step_name(manifest.step)
+        for _ in range(PLACES_MAX):
+            try:
+                written.rename(target)
+            except OSError as error:  # an empty folder makes place by itself
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+            else:
+                fsync_folder(self.path)
+                return target
+            if self._counts_before(target, manifest):
+                self.drop(written)
+                return target
+            self._out_of_the_way(target)
+        raise OSError(errno.EEXIST, f"another writer takes the name again and again: {target.name}")
+
+    def _counts_before(self, target: Path, manifest: Manifest) -> bool:
+        """Whether what stands under the name stays there, whatever this one is."""
         try:
-            there, _ = read_manifest(target)
-            if there.state != manifest.state or there.held != manifest.held:
+            there = read_committed(target)
+            same = there.state == manifest.state and there.held == manifest.held
+            if there.step != manifest.step or not (same or there.wall > manifest.wall):
                 return False
             check_files(target, there)
         except Damaged:
             return False
         return True
 
-    def _take_place(self, written: Path, target: Path) -> None:
-        for _ in range(3):  # another writer may take the place in between
-            try:
-                written.rename(target)
-                break
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-            self._out_of_the_way(target)
-        else:
-            raise OSError(errno.EEXIST, f"another writer takes the name again and again: {target.name}")
-        fsync_folder(self.path)
-
     def _out_of_the_way(self, target: Path) -> None:
-        away = self.path / dropped_name(target.name, f"{self.by}.{time.monotonic_ns()}")
+        away = self.path / dropped_name(target.name, secrets.token_hex(8))
         try:
             target.rename(away)
         except FileNotFoundError:
@@ -269,6 +278,8 @@ class Folder:
             except FileNotFoundError:
                 continue  # another group was faster
             moved.append(target)
+        if moved:
+            fsync_folder(self.path)
         return moved
 
 
@@ -284,4 +295,5 @@ def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,11 +1,13 @@
 """What one checkpoint is: the manifest binds all that belongs to one step, the marker says that it counts.
 
 The manifest is written when every file is on the disk, and names each with its size and checksum. The marker is written
-last, when the state is final, and names the manifest: a marker beside any other manifest does not count.
+last, when the state is final, and names the manifest: a marker beside any other manifest does not count. What stands
+there may be anybody's: reading it takes bounded memory, and never waits, as for a pipe that nobody writes to.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +15,7 @@ import msgspec
 import xxhash
 
 from lightkeeper.checkpoint.names import MANIFEST, MARKER
+from lightkeeper.manager.regular import open_regular
 
 FORMAT = 1
 BYTES_MAX = 256 << 20  # of a manifest: it has a line for every file and rank
@@ -129,6 +132,10 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     wall: float
 
 
+class _Format(msgspec.Struct):
+    format: int = FORMAT
+
+
 def encode(value: Manifest | Marker) -> bytes:
     """As it stands in a file: JSON that a person can read."""
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
@@ -146,10 +153,10 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         Damaged: there is none, or it is not one.
     """
     data = _read(folder / MANIFEST, "manifest")
-    manifest = _decode(data, Manifest, "manifest")
-    if manifest.format != FORMAT:
-        raise Damaged(f"its manifest has format {manifest.format}, and this version reads {FORMAT}")
-    return manifest, hash_of(data)
+    format = _decode(data, _Format, "manifest").format  # first: another one may have other fields
+    if format != FORMAT:
+        raise Damaged(f"its manifest has format {format}, and this version reads {FORMAT}")
+    return _decode(data, Manifest, "manifest"), hash_of(data)
 
 
 def read_marker(folder: Path) -> Marker:
@@ -176,7 +183,7 @@ def read_committed(folder: Path) -> Manifest:
 
 def _read(path: Path, what: str) -> bytes:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             data = file.read(BYTES_MAX + 1)
     except FileNotFoundError:
         raise Damaged(f"it has no {what}") from None
@@ -192,5 +199,5 @@ def _decode(data: bytes, kind: type[T], what: str) -> T:
         raise Damaged(f"its {what} is empty")
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:  # a ValidationError is one
+    except (msgspec.DecodeError, RecursionError) as error:  # a ValidationError is one; brackets in brackets
         raise Damaged(f"its {what} is none: {error}"[:200]) from error

@@ -15,8 +15,8 @@ METADATA = ".metadata"  # torch's own index of a checkpoint
 STOP, SAVE = "STOP", "SAVE"  # files that a person puts there
 STEP_MAX = 10**12
 
-_STEP = re.compile(r"step-(\d{8,12})")
-_SAVING = re.compile(r"\.saving-(\d{8,12})\.(.+)")
+_STEP = re.compile(r"step-([0-9]{8,12})")
+_SAVING = re.compile(r"\.saving-([0-9]{8,12})\.(.+)")
 _DROPPED = re.compile(r"\.dropped-(.+)")
 _ASIDE = re.compile(r"aside-(.+)")
 
@@ -40,25 +40,40 @@ class Found:
 
 
 def step_name(step: int) -> str:
-    """Name of the checkpoint whose state has so many steps behind it."""
-    if not 0 <= step < STEP_MAX:
-        raise ValueError(f"step {step}: a checkpoint has 0 to {STEP_MAX - 1} steps behind it")
-    return f"step-{step:08d}"
+    """Name of the checkpoint whose state has so many steps behind it.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    return f"step-{_digits(step)}"
 
 
 def saving_name(step: int, by: str) -> str:
-    """Name of one that is being written; `by` is different for every process that may write it."""
-    return f".saving-{step:08d}.{by}"
+    """Name of one that is being written; `by` is different for every process that may write it.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    return f".saving-{_digits(step)}.{by}"
 
 
-def dropped_name(name: str, by: str) -> str:
-    """Name under which a checkpoint is deleted."""
-    return f".dropped-{name.lstrip('.')}.{by}"
+def dropped_name(name: str, once: str) -> str:
+    """Name under which a checkpoint is deleted; `once` is different for every one.
+
+    Who wrote it stands in the name of one that was being written, at most once: a name has at most 255 bytes.
+    """
+    return f".dropped-{name.lstrip('.')}.{once}"
 
 
 def aside_name(name: str) -> str:
     """Name of one that is kept and no longer counts."""
     return f"aside-{name}"
+
+
+def _digits(step: int) -> str:
+    if not 0 <= step < STEP_MAX:
+        raise ValueError(f"step {step}: a checkpoint has 0 to {STEP_MAX - 1} steps behind it")
+    return f"{step:08d}"
 
 
 def found(name: str) -> Found:
