@@ -205,7 +205,10 @@ class Folder:
         Raises:
             OSError: it cannot even be renamed.
         """
-        self._out_of_the_way(path)
+        if found(path.name).kind == "dropped":
+            _remove(path)
+        else:
+            self._out_of_the_way(path)
 
     def prune(self, keep: int, keep_every: int = 0) -> list[Path]:
         """Deletes old checkpoints.
@@ -225,7 +228,11 @@ class Folder:
         return going
 
     def superfluous(self, keep: int, keep_every: int = 0) -> list[Path]:
-        """What `prune` would delete, oldest first."""
+        """What `prune` would delete, oldest first.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
         listed = self.listed()
         stays: list[Listed] = []
         for one in listed:
@@ -247,16 +254,22 @@ class Folder:
         Raises:
             OSError: the folder cannot be read, or something in it not be renamed.
         """
-        gone = []
-        for one in self.entries():
-            old = one.kind == "saving" and one.step <= step and (mine or one.by != self.by)
-            if old:
-                self.drop(self.path / one.name)
-            elif one.kind == "dropped":
-                _remove(self.path / one.name)
-            if old or one.kind == "dropped":
-                gone.append(self.path / one.name)
+        gone = self.broken_off(step, mine)
+        for path in gone:
+            self.drop(path)
         return gone
+
+    def broken_off(self, step: int, mine: bool = True) -> list[Path]:
+        """What `sweep` would delete.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return [
+            self.path / one.name
+            for one in self.entries()
+            if one.kind == "dropped" or (one.kind == "saving" and one.step <= step and (mine or one.by != self.by))
+        ]
 
     def put_aside(self, after: int) -> list[Path]:
         """Renames the checkpoints of later steps, by a person's wish to go on from an earlier one: they count no more.

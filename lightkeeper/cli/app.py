@@ -26,6 +26,7 @@ def build() -> typer.Typer:
     from lightkeeper.cli import (
         bench,
         chaos,
+        checkpoint,
         demo,
         diagnose,
         drain,
@@ -55,6 +56,7 @@ def build() -> typer.Typer:
     app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.command)
     app.command("simulate")(simulate.command)
     app.add_typer(chaos.build(), name="chaos")
+    app.add_typer(checkpoint.build(), name="checkpoint")
     app.command("events")(events.command)
     app.command("why")(why.command)
     app.command("diagnose")(diagnose.command)

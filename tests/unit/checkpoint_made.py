@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lightkeeper.checkpoint.files import data_files, measured, write_whole
 from lightkeeper.checkpoint.folder import Folder
@@ -12,8 +14,21 @@ from lightkeeper.checkpoint.names import MANIFEST, METADATA
 FINAL = "the next step was reduced"
 
 
-def written(folder: Folder, step: int, epoch: int = 1, wall: float = 100.0, held: str = "", size: int = 100) -> Path:
-    """A checkpoint that is whole and not published: two files, one of `size` bytes, and the manifest.
+def of_our_own(path: Path) -> None:
+    """Two files that stand for torch's."""
+    (path / METADATA).write_bytes(b"index of all parts")
+    (path / "__0_0.distcp").write_bytes(b"data of a rank".ljust(100, b"."))
+
+
+def written(
+    folder: Folder,
+    step: int,
+    epoch: int = 1,
+    wall: float = 100.0,
+    held: str = "",
+    fill: Callable[[Path], None] = of_our_own,
+) -> Path:
+    """A checkpoint that is whole and not published.
 
     Args:
         folder: of its writer.
@@ -21,14 +36,14 @@ def written(folder: Folder, step: int, epoch: int = 1, wall: float = 100.0, held
         epoch: number of the epoch that committed it.
         wall: seconds since the Unix epoch at which it was copied.
         held: what its rank held; one that follows from step and epoch if empty.
-        size: of the larger file, in bytes.
+        fill: writes all files but the manifest.
     """
     path = folder.saving(step)
-    (path / METADATA).write_bytes(b"index of step %d" % step)
-    (path / "__0_0.distcp").write_bytes((b"%d/%d." % (step, epoch)).ljust(size, b"x"))
+    fill(path)
     files = {name: measured(path / name) for name in data_files(path)}
+    group, _, incarnation = folder.by.partition("-")
     manifest = Manifest(
-        step=step, state=State(epoch, 1, "lh", step - 1), job="j", group="g0", incarnation=folder.by, wall=wall,
+        step=step, state=State(epoch, 1, "lh", step - 1), job="j", group=group, incarnation=incarnation, wall=wall,
         ranks=1, seed=7, microbatches=24 * step, held=[RankState("d", held or f"{step}/{epoch}")],
         files=files, bytes=sum(file.bytes for file in files.values()),
     )  # fmt: skip
@@ -36,6 +51,6 @@ def written(folder: Folder, step: int, epoch: int = 1, wall: float = 100.0, held
     return path
 
 
-def published(folder: Folder, *steps: int, epoch: int = 1, wall: float = 100.0, held: str = "") -> list[Path]:
+def published(folder: Folder, *steps: int, **how: Any) -> list[Path]:
     """Checkpoints that are committed."""
-    return [folder.publish(written(folder, step, epoch, wall, held), FINAL) for step in steps]
+    return [folder.publish(written(folder, step, **how), FINAL) for step in steps]

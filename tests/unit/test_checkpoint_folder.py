@@ -101,7 +101,7 @@ def test_of_two_writers_of_one_state_one_counts_and_the_other_is_dropped(folder:
     target = folder.publish(first, FINAL)
     assert other.publish(second, FINAL) == target
     assert names(folder) == [step_name(8)]
-    assert whole(target).incarnation == "g0-1"
+    assert whole(target).group == "g0"
 
 
 def test_of_two_states_of_one_step_the_later_counts_whoever_comes_first(folder: Folder, other: Folder) -> None:
@@ -189,7 +189,7 @@ def test_what_is_broken_makes_place_also_for_an_older_copy(folder: Folder, other
     (path,) = published(other, 8, wall=900.0)
     spoil(path)
     target = folder.publish(written(folder, 8, wall=100.0), FINAL)
-    assert target == path and whole(target).incarnation == "g0-1"
+    assert target == path and whole(target).group == "g0"
     assert [name for name in names(folder) if name != "elsewhere"] == [step_name(8)]
 
 
