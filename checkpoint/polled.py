@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from lightkeeper.checkpoint.names import SAVE, STOP
 from lightkeeper.checkpoint.requests import Asked, Requests
 
 
@@ -17,7 +18,7 @@ class Polled:
     """
 
     def __init__(self, folder: Path, time_limit_s: float) -> None:
-        self._requests = Requests(folder, time_limit_s)
+        self._requests = Requests(folder, time_limit_s or None)
         self._margin_s = 0.0
         self._asked = Asked()
         self._wanted = threading.Event()
@@ -36,17 +37,18 @@ class Polled:
 
     def saved(self) -> None:
         """A checkpoint is committed: whoever asked for one has it."""
-        if self._asked.save:
-            self._requests.honoured(save=True)
-            self._asked = Asked("", self._asked.stop)
+        asked = self._asked
+        if asked.save:
+            self._requests.honoured(asked, (SAVE,))
+            self._asked = Asked(stop=asked.stop)
 
     def end(self, stopped: bool) -> None:
         """The run is over; `stopped`: as it was asked to."""
         self._over = True
         self._wanted.set()
         if stopped:
-            self._requests.honoured(stop=True)
-        self._requests.end()
+            self._requests.honoured(self._asked, (STOP,))
+        self._requests.close()
 
     def _run(self) -> None:
         while not self._over:
