@@ -199,7 +199,7 @@ def _started_s(pid: int) -> float:
 
 def _caught_by_others(number: int) -> bool:
     """Whether a library holds the signal that Python knows nothing of, as `faulthandler.register` does."""
-    if signal.getsignal(number) != signal.SIG_DFL:
+    if callable(signal.getsignal(number)):
         return False
     status = Path("/proc/self/status").read_text()
     caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 def run(options: LaunchOptions) -> int:
     """Starts the group, and again while it may; returns the exit code of its last start."""
     _check_command(options.command)
+    # A scheduler sends it to whatever runs here: a rank that saves takes it, all else that is started here ignores it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     return asyncio.run(Launcher(options).run())
 
 

@@ -41,7 +41,7 @@ def _service(settings: Settings, path: Path) -> ManagerService | NodeAgent:
 
 async def _serve(service: ManagerService | NodeAgent, parent: int) -> int:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         loop.add_signal_handler(number, lambda: None)  # it ends with its ranks, and they decide what a signal means
     if (notice_file := service.settings.notice_file) and isinstance(service, ManagerService):
         service.notice_file = notice_file  # there is no launcher that watches it

@@ -17,6 +17,7 @@ import pytest
 from lightkeeper.checkpoint.names import SAVE, STOP
 from lightkeeper.checkpoint.requests import SLURM_END, Asked, Requests, process_age_s
 from lightkeeper.errors import UsageError
+from lightkeeper.manager.spawn import SOCKET_VARIABLE
 
 NOW = 1_800_000_000.0
 
@@ -216,8 +217,13 @@ def test_a_handler_of_the_scripts_own_is_left_alone(job: Job) -> None:
     assert signal.getsignal(signal.SIGUSR1) is own
 
 
-def test_a_handler_that_python_does_not_know_of_is_left_alone(job: Job, tmp_path: Path) -> None:
-    """`faulthandler` is what people put on this signal, to see where a rank hangs."""
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_handler_that_python_does_not_know_of_is_left_alone(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: signal.Handlers
+) -> None:
+    """`faulthandler` is what people put on this signal, to see where a rank hangs. Launched ranks begin with SIG_IGN."""
+    monkeypatch.setenv(SOCKET_VARIABLE, "x")
+    signal.signal(signal.SIGUSR1, before)
     with (tmp_path / "stacks").open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file)
         try:
