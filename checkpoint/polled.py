@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Polled:
         asked = self._asked
         if asked.save:
             self._requests.honoured(asked, (SAVE,))
-            self._asked = Asked(stop=asked.stop)
+            self._asked = dataclasses.replace(asked, save="")
 
     def end(self, stopped: bool) -> None:
         """The run is over; `stopped`: as it was asked to."""
