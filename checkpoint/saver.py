@@ -37,17 +37,17 @@ class Outcome:
 
     Attributes:
         name: of its state.
-        manifest: of the checkpoint, if it was committed.
-        path: where it is, if it was.
-        problem: why not, if it was not.
+        problem: why it was not committed, the same on all ranks; "" if it was.
+        manifest: of the checkpoint, on rank 0.
+        path: where it is, on rank 0.
         why: by what the state is known to be final.
         pruned: how many older ones were deleted.
     """
 
     name: Entry
+    problem: str = ""
     manifest: Manifest | None = None
     path: Path | None = None
-    problem: str = ""
     why: str = ""
     pruned: int = 0
 
@@ -187,9 +187,13 @@ class Saver:
             return Outcome(save.name, problem=str(error) if isinstance(error, SaveFailed) else repr(error)[:300])
         finally:
             save.give_back()
-        why = self._final(save.name)
+        outcome = self._published(save, manifest, self._final(save.name))
+        problem = self._ranks.of_first(outcome.problem)  # all ranks must hold the same to be saved
+        return outcome if self._ranks.first else Outcome(save.name, problem=problem)
+
+    def _published(self, save: Save, manifest: Manifest | None, why: str) -> Outcome:
         if manifest is None or save.written is None:
-            return Outcome(save.name)  # rank 0 does the rest
+            return Outcome(save.name)  # rank 0 does it
         if not why:
             self._clean(save)
             return Outcome(save.name, problem="its step was done again by others, so this state is nobody's any more")
@@ -198,7 +202,7 @@ class Saver:
         except (OSError, Damaged) as error:
             self._clean(save)
             return Outcome(save.name, problem=f"it could not be put in place: {error}")
-        return Outcome(save.name, manifest, path, why=why, pruned=self._prune(manifest.step))
+        return Outcome(save.name, "", manifest, path, why, pruned=self._prune(manifest.step))
 
     def _write(self, save: Save) -> Manifest | None:
         load = self._count % LOAD_EVERY == 0

@@ -103,10 +103,12 @@ class Tier:
             if outcome.problem:
                 again_s = self.cadence.fails(now)
                 self._failed(outcome.name.step + 1, outcome.problem, again_s=again_s)
-            elif outcome.manifest is not None:
+                continue
+            self.committed = max(self.committed, outcome.name.step + 1)
+            if outcome.manifest is not None:
                 self._saved(outcome, now)
             else:
-                self.cadence.saved(outcome.name.step + 1, 0.0, now)  # another rank than the first
+                self.cadence.saved(outcome.name.step + 1, 0.0, now)  # not rank 0
         busy_s = self.saver.busy_s
         if busy_s > self._say_after_s:
             self._say_after_s *= 2
@@ -120,7 +122,6 @@ class Tier:
         assert manifest is not None
         failed, self._missed_step = self.cadence.failed, -1
         self.cadence.saved(manifest.step, manifest.copy_s + manifest.write_s, now)
-        self.committed = max(self.committed, manifest.step)
         epoch, path = outcome.name.epoch, str(outcome.path)
         self._told.note(
             CheckpointSaved(

@@ -34,7 +34,14 @@ from lightkeeper.manager.groups import GroupFailed
 from lightkeeper.manager.transfer.client import TransferFailed
 
 SHAPE = (4, 4, 8)  # samples, their length, width
-DEFAULTS: dict[str, Any] = {"layout": "fsdp", "sync": "every", "clip": 1.0, "parts": 2, "linger": 0.0}
+DEFAULTS: dict[str, Any] = {
+    "layout": "fsdp",
+    "sync": "every",
+    "clip": 1.0,
+    "parts": 2,
+    "linger": 0.0,
+    "checkpoints": {},
+}
 
 
 class Block(nn.Module):
@@ -142,6 +149,16 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return hashed.hexdigest()[:16]
 
 
+def whole_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Of all parameters and of the optimizer's tensors, put together; all ranks of the group call it together."""
+    hashed = hashlib.sha256()
+    for parameter in model.parameters():
+        hashed.update(whole(parameter.detach()).numpy().tobytes())
+        for name, value in sorted(optimizer.state.get(parameter, {}).items()):
+            hashed.update(name.encode() + whole(value).numpy().tobytes())
+    return hashed.hexdigest()[:16]
+
+
 def weights(model: nn.Module) -> list[float]:
     """Some of the whole parameters; all ranks of the group call it together."""
     return [float(x) for parameter in model.parameters() for x in whole(parameter.detach()).flatten()[:4]]
@@ -194,6 +211,9 @@ def train(o: dict[str, Any]) -> None:
         fail_take(manager, behaviour.words.pop("fail-take"), trace)
     if "lose-entry" in behaviour.words:
         lose_entry(behaviour.words["lose-entry"], trace)
+    if o["checkpoints"]:
+        loaded = lightkeeper.Checkpoints(manager, **o["checkpoints"]).load()
+        trace("loaded", loaded, whole_digest(model, optimizer))
     here = manager.place
     trace("place", here.index, here.count)
     for step in manager.steps(until=o["steps"], microbatches=loops.per_step(o["microbatches"])):
@@ -214,6 +234,8 @@ def train(o: dict[str, Any]) -> None:
         assert int(step.before["counted"]) == step.total * SHAPE[0] and step.reduced["word"] == 10 * step.index
         trace.applied(step.index, model, optimizer, float(step.reduced["loss"]), digest)
         trace("norm", step.index, norm.item(), int(step.reduced["samples"]))
+        if o["checkpoints"] and step.index == o["steps"] - 1:
+            trace("whole", step.index + 1, whole_digest(model, optimizer))
     last = weights(model)
     if dist.is_initialized():
         dist.destroy_process_group()
