@@ -57,8 +57,8 @@ class Checkpoints(Watcher):
         local_every: a save there after so many steps.
         samples: gives the samples of all steps before one, for the manifest: ``sampler.consumed_before``.
         mtbf_s: how often the run is held to need a checkpoint, in seconds, before it ever did.
-        time_limit_s: the run saves and ends in time for this many seconds after the process began; 0: no limit (but
-            that of Slurm, which its environment names).
+        time_limit_s: the run saves and ends in time for this many seconds after the process began; 0: no limit. (When
+            Slurm's time for a group is over, that group leaves.)
         alarm_after: from so many failed saves in a row on, a person should look.
         accept: names of what may differ from the run that was saved, of ``seed`` and ``microbatches of step 0``.
         fresh: begin at step 0 although there are checkpoints; they are put aside.
@@ -117,6 +117,7 @@ class Checkpoints(Watcher):
         self._led = False
         self._began_s: float | None = None
         self._stop_said = ""
+        self._leaves = False
         self._budget_s = budget_s
         manager.extra(EXTRA, (2,), torch.int64)
         manager.watch(self)
@@ -173,6 +174,9 @@ class Checkpoints(Watcher):
         save = self._led and (
             self._shared.due(index + 1, now) or (bool(asked.save) and not self._shared.saver.busy)
         )  # fmt: skip
+        if asked.leave and not self._leaves:
+            self._leaves = True
+            self._manager.leave(asked.leave)
         if asked.stop and not self._stop_said:
             self._stop_said = asked.stop
             say(f"lightkeeper: the run ends after step {index}, as asked by {asked.stop}")

@@ -49,7 +49,6 @@ class Polled:
         self._wanted.set()
         if stopped:
             self._requests.honoured(self._asked, (STOP,))
-        self._requests.close()
 
     def _run(self) -> None:
         while not self._over:

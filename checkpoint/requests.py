@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +17,6 @@ from pathlib import Path
 
 from lightkeeper.checkpoint.names import SAVE, STOP
 from lightkeeper.errors import UsageError
-from lightkeeper.manager.signals import LeaveSignal
 from lightkeeper.words import say
 
 SLURM_END = "SLURM_JOB_END_TIME"  # seconds since the Unix epoch
@@ -34,26 +32,28 @@ class Asked:
     Attributes:
         save: who asks for a checkpoint, in a few words; empty: nobody.
         stop: who asks that the job stops; empty: nobody.
+        leave: who asks that this group leaves it; empty: nobody.
         files: those that ask, by name, as they were.
     """
 
     save: str = ""
     stop: str = ""
+    leave: str = ""
     files: tuple[tuple[str, _Stamp], ...] = ()
 
 
 class Requests:
     """Found by one rank of a group, once per step.
 
-    Files `STOP` and `SAVE` in the folder, whatever they hold; SIGUSR1 to this process, unless the script has a handler
-    of its own; and the end of the time that there is. A signal, and a time that has come, ask until the job stops.
+    Files `STOP` and `SAVE` in the folder, whatever they hold; and the end of the time that there is: of the job, or of
+    what Slurm gives this group, which then leaves. A time that has come asks until the job stops.
 
     Args:
         folder: of the checkpoints; it need not be there.
         time_limit_s: seconds that this process may run from its start on.
-        end_at: seconds since the Unix epoch at which it must have ended. If neither is given, the variable
-            `SLURM_JOB_END_TIME` says it.
-        environment: with that variable; None: that of the process.
+        end_at: seconds since the Unix epoch at which it must have ended.
+        environment: with the variable `SLURM_JOB_END_TIME`, by which this group must have left; None: that of the
+            process.
         tell: takes a line for whoever reads the log.
         wall: seconds since the Unix epoch.
         age_s: seconds since this process started.
@@ -80,12 +80,9 @@ class Requests:
             raise UsageError(f"end_at {end_at}: give seconds since 1970 that this process begins before")
         self._time_limit_s, self._end_at = time_limit_s, end_at
         self._end = "" if end_at is None else f"the end at {_clock(end_at)}"
-        if time_limit_s is None and end_at is None:
-            self._end_of_slurm(os.environ if environment is None else environment)
+        self._slurm_at = self._end_of_slurm(os.environ if environment is None else environment)
         self._unheeded: dict[str, _Stamp | int] = {}  # by file: as it was when it was said that it asks for nothing
-        self._lasting = ""  # who asks until the job stops
-        self._signalled = False
-        self._signal = None if _caught_by_others(signal.SIGUSR1) else LeaveSignal(self._take, signal.SIGUSR1)
+        self._lasting = self._leave = ""  # who asks until the job stops, or until this group has left
 
     def poll(self, margin_s: float = 0.0) -> Asked:
         """Looks once. It costs two calls of `os.stat`.
@@ -94,10 +91,13 @@ class Requests:
             margin_s: seconds that are needed after it: for the step, and a save.
         """
         files = {name: stamp for name in (STOP, SAVE) if (stamp := self._look(name)) is not None}
-        self._lasting = self._lasting or ("SIGUSR1" if self._signalled else self._too_late(margin_s))
+        self._lasting = self._lasting or self._too_late(margin_s)
+        if self._slurm_at is not None and self._wall() + margin_s >= self._slurm_at:
+            self._leave = f"Slurm's end of its time at {_clock(self._slurm_at)}"
         return Asked(
             save=f"the file {SAVE}" if SAVE in files else "",
             stop=f"the file {STOP}" if STOP in files else self._lasting,
+            leave=self._leave,
             files=tuple(files.items()),
         )
 
@@ -123,11 +123,6 @@ class Requests:
                 self._unheeded[name] = stamp
                 why = error.strerror or error
                 self._tell(f"cannot remove {path}: {why}; it asks for nothing more until it is changed")
-
-    def close(self) -> None:
-        """The run is over: the signal does what it did before."""
-        if self._signal is not None:
-            self._signal.end()
 
     # ------------------------------------------------------------ files
 
@@ -156,10 +151,7 @@ class Requests:
             self._unheeded[name] = what
             self._tell(line)
 
-    # ------------------------------------------------------------ signal and time
-
-    def _take(self) -> None:
-        self._signalled = True
+    # ------------------------------------------------------------ time
 
     def _too_late(self, margin_s: float) -> str:
         if self._time_limit_s is not None and self._age_s() + margin_s >= self._time_limit_s:
@@ -171,18 +163,18 @@ class Requests:
     def _born(self) -> float:
         return self._wall() - self._age_s()
 
-    def _end_of_slurm(self, environment: Mapping[str, str]) -> None:
+    def _end_of_slurm(self, environment: Mapping[str, str]) -> float | None:
         text = environment.get(SLURM_END, "")
         if not text:
-            return
+            return None
         try:
             end_at = float(text)
         except ValueError:
             end_at = math.nan
         if not self._born() < end_at <= SECONDS_MAX:
             self._tell(f"{SLURM_END} is {text[:40]!r}, no time after the start of this process: no time limit follows")
-            return
-        self._end_at, self._end = end_at, f"Slurm's end of the job at {_clock(end_at)}"
+            return None
+        return end_at
 
 
 def process_age_s() -> float:
@@ -195,15 +187,6 @@ def _started_s(pid: int) -> float:
     """Seconds from boot to its start (proc_pid_stat(5), field 22); the name before it may hold anything."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def _caught_by_others(number: int) -> bool:
-    """Whether a library holds the signal that Python knows nothing of, as `faulthandler.register` does."""
-    if callable(signal.getsignal(number)):
-        return False
-    status = Path("/proc/self/status").read_text()
-    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(caught >> (number - 1) & 1)
 
 
 def _stamp(found: os.stat_result) -> _Stamp:

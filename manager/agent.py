@@ -267,10 +267,10 @@ class NodeAgent:
         if not self._ended.done():
             self._ended.set_result((code, reason))
 
-    def asked_to_leave(self, reason: str) -> None:
-        """The launcher got a signal: the manager decides for the group, once one has taken us."""
-        self._signals += 1
-        self._ask(manager_pb2.AskedToLeave(reason=reason, signal=True))
+    def asked_to_leave(self, reason: str, notice: bool = False) -> None:
+        """The launcher got a signal (`notice`: one that only gives notice): the manager decides, once one took us."""
+        self._signals += not notice
+        self._ask(manager_pb2.AskedToLeave(reason=reason, signal=not notice))
 
     def noticed(self, notice: Notice) -> None:
         """The notice file of this node is there."""

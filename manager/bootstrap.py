@@ -106,7 +106,8 @@ def wait(control: socket.socket, modules: list[str]) -> int | None:
     importlib.invalidate_caches()
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in every rank before its `Manager` takes it
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # as in every rank before its `Manager` takes them
     return store
 
 

@@ -76,7 +76,7 @@ class ManagerClient:
         self._closed = False
         self._forked_by_main = False
         self._pushes: Pushes | None = None
-        self._wishes: deque[str] = deque()
+        self._wishes: deque[local.AskLeave] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.send(register)
         registered = self._receive()
@@ -111,13 +111,17 @@ class ManagerClient:
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
 
-    def wish_to_leave(self, reason: str) -> None:
+    def wish_to_leave(self, reason: str, notice: bool = False) -> None:
         """A signal's handler asks for the group to leave; the listening thread says it.
 
         The handler may have interrupted a `send` of this very thread, so it takes no lock and sends nothing.
+
+        Args:
+            reason: which signal, and to whom.
+            notice: it was one that only gives notice: the next one is not a second one.
         """
         if not self._closed:
-            self._wishes.append(reason)
+            self._wishes.append(local.AskLeave(reason=reason, signal=not notice))
             os.eventfd_write(self._wake, 1)
 
     def set_key(self, epoch: int, key: str, value: bytes, timeout_s: float) -> None:
@@ -184,7 +188,7 @@ class ManagerClient:
             if self._wake in ready:
                 os.eventfd_read(self._wake)
                 while self._wishes:
-                    self.send(local.AskLeave(reason=self._wishes.popleft(), signal=True))
+                    self.send(self._wishes.popleft())
             if self._socket.fileno() not in ready:
                 continue
             message = self._receive()

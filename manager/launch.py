@@ -27,6 +27,7 @@ from lightkeeper.manager.ranklogs import RankLogs
 from lightkeeper.manager.ranks import END_S, RankProcesses, Rendezvous, open_rendezvous
 from lightkeeper.manager.restarts import PAUSE_S_MAX, GroupEnd, Restarts, may_restart
 from lightkeeper.manager.service import ManagerService, new_incarnation
+from lightkeeper.manager.signals import NOTICE
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
 from lightkeeper.manager.warm import WarmRanks
 from lightkeeper.words import say
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 def run(options: LaunchOptions) -> int:
     """Starts the group, and again while it may; returns the exit code of its last start."""
     _check_command(options.command)
-    # A scheduler sends it to whatever runs here: a rank that saves takes it, all else that is started here ignores it.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     return asyncio.run(Launcher(options).run())
 
 
@@ -76,7 +75,7 @@ class Launcher:
     async def run(self) -> int:
         """Serves the group until it has ended for good; returns its exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, NOTICE):
             loop.add_signal_handler(number, self._asked_to_leave, signal.Signals(number).name)
         if self.settings.notice_file:  # once, also for the pauses between starts
             watch_notice(Path(self.settings.notice_file), self._noticed, self._say)
@@ -142,10 +141,11 @@ class Launcher:
             await asyncio.wait_for(self._asked.wait(), pause_s)
 
     def _asked_to_leave(self, name: str) -> None:
+        """By a signal of this name."""
         self._asked.set()
         self._asked_by = name
         if self._service is not None:
-            self._service.asked_to_leave(name)
+            self._service.asked_to_leave(name, notice=name == NOTICE.name)
 
     def _noticed(self, notice: Notice) -> None:
         self._asked.set()
@@ -157,7 +157,7 @@ class Launcher:
         """What was asked before is asked now."""
         self._service = service
         if self._asked_by:
-            service.asked_to_leave(self._asked_by)
+            service.asked_to_leave(self._asked_by, notice=self._asked_by == NOTICE.name)
         if self._noticed_s:
             service.noticed(self._notice.after(time.monotonic() - self._noticed_s))
 

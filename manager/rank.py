@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from lightkeeper.manager.record import StepRecord
 from lightkeeper.manager.reducer import Outcome, Reducer
 from lightkeeper.manager.settings import Settings, read_settings
 from lightkeeper.manager.shown import ShownGroup
-from lightkeeper.manager.signals import LeaveSignal
+from lightkeeper.manager.signals import NOTICE, LeaveSignal
 from lightkeeper.manager.spawn import find_or_start_manager, rank_and_settings
 from lightkeeper.manager.state.registry import StateRegistry
 from lightkeeper.manager.step import Step
@@ -119,7 +120,7 @@ class Rank:
         kept = self._manager.socket.parent if self.settings.run_folder else None
         self._evidence = RankEvidence(kept, self.rank, self._epochs.members)
         self._client.listen(PushesTo(self._epochs, self._entries, self._joiner, self._aborted, self._evidence))
-        self._signals = LeaveSignal(lambda: self._client.wish_to_leave(f"SIGTERM to rank {self.rank}"))
+        self._signals = LeaveSignal(self._signalled)
         report_exceptions(self._client.send, lambda: self.page.step, quiet=(JobStopped,))
         self._alike: dict[str, str] = {}
         self._within: Within | None = None
@@ -466,6 +467,10 @@ class Rank:
     def _enter(self, phase: str, index: int, microbatches: int = 0, expected_s: float = 0.0) -> None:
         self.page.enter(phase, index, microbatches, expected_s)
         self._injector.reached(phase, index, microbatches)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        """Called in the signal's handler."""
+        self._client.wish_to_leave(f"{number.name} to rank {self.rank}", notice=number == NOTICE)
 
     def _turned_away(self, line: str) -> None:
         self._record.turned_away(line)

@@ -268,6 +268,7 @@ class StartedElsewhere:
 
 
 def _as_rank() -> None:
-    """SIGTERM is ignored until its `Manager` takes it: the launcher, asked with its ranks, knows how to end them."""
+    """Requests to leave are ignored until its `Manager` takes them: the launcher, asked with its ranks, ends them."""
     die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)

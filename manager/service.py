@@ -332,8 +332,21 @@ class ManagerService:
         """Whether all ranks have come."""
         return len(self.machine.registered) == self.settings.ranks
 
-    def asked_to_leave(self, reason: str, by: str = "launcher", deadline_s: float | None = None) -> None:
-        """The launcher or an agent got a signal, or a node of another agent had notice (then `by` is empty)."""
+    def asked_to_leave(
+        self, reason: str, by: str = "launcher", deadline_s: float | None = None, notice: bool = False
+    ) -> None:
+        """The launcher or an agent got a signal, or a node of another agent had notice (then `by` is empty).
+
+        Args:
+            reason: which signal, or whose notice.
+            by: who got it.
+            deadline_s: as in `GroupMachine.asked_to_leave`.
+            notice: the signal is one that only gives notice: the next one is not a second one.
+        """
+        if notice:
+            by = ""
+        if notice and self._ending:
+            return
         if self._ending:
             self._asked_again.set()
             return

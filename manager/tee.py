@@ -193,7 +193,7 @@ def copy(sources: list[Source]) -> None:
 def main() -> None:
     """Copies what the command line says."""
     open_closed_streams()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # it ends with the ranks, and what they say last is still wanted
     with contextlib.suppress(KeyboardInterrupt):
         copy([Source(*one) for one in json.loads(sys.argv[1])])

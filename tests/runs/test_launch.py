@@ -31,21 +31,6 @@ if "stay" in sys.argv:
 dist.destroy_process_group()
 """
 
-ASKED = """
-import os, signal, sys
-from pathlib import Path
-from lightkeeper.checkpoint.requests import Requests
-
-os.kill(os.getpid(), signal.SIGUSR1)  # before anybody looks
-folder = Path(sys.argv[1])
-requests = Requests(folder)
-assert not requests.poll().stop
-(folder / "looking").touch()
-while not requests.poll().stop:
-    signal.sigtimedwait([], 0.05)
-(folder / "stops").write_text(requests.poll().stop)
-"""
-
 
 def written(job: Job, text: str) -> str:
     path = job.folder / "script.py"
@@ -88,18 +73,6 @@ def test_the_ranks_of_a_group_die_together(job: Job, victim: str) -> None:
         assert code == -signal.SIGKILL
     else:
         assert code == 137 and f"{victim} was killed by SIGKILL" in job.said("g0")
-
-
-def test_sigusr1_to_all_processes_of_a_group_reaches_the_rank_that_looks_and_ends_nobody(job: Job) -> None:
-    """As a scheduler sends it some minutes before the end of the job's time."""
-    launcher = job.start_command("g0", [written(job, ASKED), str(job.folder)])
-    job.until((job.folder / "looking").exists, "the rank looks", 60)
-    processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
-    assert len(processes) >= 2
-    for process in processes:
-        process.send_signal(signal.SIGUSR1)
-    assert job.wait("g0", within_s=60) == {"g0": 0}, job.said("g0")
-    assert (job.folder / "stops").read_text() == "SIGUSR1"
 
 
 def test_a_script_that_never_makes_a_manager_hands_its_code_on(job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -15,38 +16,89 @@ import pytest
 
 from lightkeeper.manager import notice, processes
 from lightkeeper.manager.notice import Notice, parse_notice, watch_notice
-from lightkeeper.manager.signals import LeaveSignal
+from lightkeeper.manager.signals import ASKS, NOTICE, LeaveSignal
 from lightkeeper.manager.spawn import SOCKET_VARIABLE
 
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    before = {number: signal.getsignal(number) for number in ASKS}
+    for number in ASKS:
+        signal.signal(number, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-# ---------------------------------------------------------------- a signal
+# ---------------------------------------------------------------- signals
 
 
-def test_sigterm_asks_while_the_run_goes_on_and_ends_the_process_after_it() -> None:
-    asked: list[int] = []
-    taken = LeaveSignal(lambda: asked.append(1))
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert asked == [1, 1]
+@pytest.mark.parametrize("number", ASKS)
+def test_a_signal_asks_while_the_run_goes_on_and_ends_the_process_after_it(number: signal.Signals) -> None:
+    asked: list[signal.Signals] = []
+    taken = LeaveSignal(asked.append)
+    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), number)
+    assert asked == [number, number]
     taken.end()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
-def test_a_handler_of_the_scripts_own_is_left_alone() -> None:
+@pytest.mark.parametrize("number", ASKS)
+def test_a_handler_of_the_scripts_own_is_left_alone(number: signal.Signals) -> None:
     def own(number: int, frame: object) -> None:
         pass
 
-    signal.signal(signal.SIGTERM, own)
-    LeaveSignal(lambda: None).end()
-    assert signal.getsignal(signal.SIGTERM) is own
+    signal.signal(number, own)
+    LeaveSignal(_ignored).end()
+    assert signal.getsignal(number) is own
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_handler_that_python_does_not_know_of_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: signal.Handlers
+) -> None:
+    """`faulthandler` is what people put on SIGUSR1, to see where a rank hangs. Launched ranks begin with SIG_IGN."""
+    monkeypatch.setenv(SOCKET_VARIABLE, "x")
+    signal.signal(NOTICE, before)
+    asked: list[signal.Signals] = []
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.register(NOTICE, file=file)
+        try:
+            taken = LeaveSignal(asked.append)
+            os.kill(os.getpid(), NOTICE)
+            taken.end()
+        finally:
+            faulthandler.unregister(NOTICE)
+    assert not asked and "test_a_handler_that_python" in (tmp_path / "stacks").read_text()
+
+
+def test_only_the_main_thread_takes_signals() -> None:
+    thread = threading.Thread(target=lambda: LeaveSignal(_ignored).end())
+    thread.start()
+    thread.join(10)
+    assert {signal.getsignal(number) for number in ASKS} == {signal.SIG_DFL}
+
+
+def _ignored(number: signal.Signals) -> None:
+    pass
+
+
+def _notice_in_child(heard: object) -> None:
+    os.kill(os.getpid(), NOTICE)
+    heard.set()  # type: ignore[attr-defined]
+
+
+def test_notice_to_a_forked_child_is_not_the_ranks_and_does_not_end_it() -> None:
+    asked: list[signal.Signals] = []
+    taken = LeaveSignal(asked.append)
+    fork = multiprocessing.get_context("fork")
+    heard = fork.Event()
+    child = fork.Process(target=_notice_in_child, args=(heard,))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0 and heard.is_set() and not asked
+    taken.end()
 
 
 @pytest.mark.parametrize("launched", [True, False])
@@ -55,7 +107,7 @@ def test_ignored_it_is_taken_only_from_a_launcher_and_ignored_again_after_the_ru
 ) -> None:
     monkeypatch.setenv(SOCKET_VARIABLE, "x") if launched else monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    taken = LeaveSignal(lambda: None)
+    taken = LeaveSignal(_ignored)
     assert (signal.getsignal(signal.SIGTERM) != signal.SIG_IGN) == launched
     taken.end()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN

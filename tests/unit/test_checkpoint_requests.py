@@ -1,13 +1,10 @@
-"""What asks a running job to save or to stop: files, SIGUSR1, the end of the time that there is."""
+"""What asks a running job to save or to stop: files, the end of the time that there is."""
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +14,6 @@ import pytest
 from lightkeeper.checkpoint.names import SAVE, STOP
 from lightkeeper.checkpoint.requests import SLURM_END, Asked, Requests, process_age_s
 from lightkeeper.errors import UsageError
-from lightkeeper.manager.spawn import SOCKET_VARIABLE
 
 NOW = 1_800_000_000.0
 
@@ -28,35 +24,24 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder, self.said = folder, list[str]()
         self.wall_s, self.age_s = NOW, 100.0
-        self._open: list[Requests] = []
 
     def requests(
         self, time_limit_s: float | None = None, end_at: float | None = None, slurm: str | None = None
     ) -> Requests:
-        made = Requests(
+        return Requests(
             self.folder, time_limit_s, end_at, {} if slurm is None else {SLURM_END: slurm}, self.said.append,
             lambda: self.wall_s, lambda: self.age_s,
         )  # fmt: skip
-        self._open.append(made)
-        return made
 
     def passes(self, seconds: float) -> None:
         self.wall_s += seconds
         self.age_s += seconds
 
-    def close(self) -> None:
-        for one in reversed(self._open):
-            one.close()
-
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    before = signal.getsignal(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     made = Job(tmp_path)
     yield made
-    made.close()
-    signal.signal(signal.SIGUSR1, before)
 
 
 # ---------------------------------------------------------------- files
@@ -186,64 +171,6 @@ def test_a_poll_costs_one_stat_for_each_file(job: Job, monkeypatch: pytest.Monke
     assert seen == [STOP, SAVE] and opened == []
 
 
-# ---------------------------------------------------------------- a signal
-
-
-def test_sigusr1_asks_to_stop_and_sigusr2_is_left_alone(job: Job) -> None:
-    of_the_second = signal.getsignal(signal.SIGUSR2)
-    requests = job.requests()
-    assert requests.poll() == Asked()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert requests.poll().stop == "SIGUSR1"
-    requests.honoured(requests.poll())
-    assert requests.poll().stop == "SIGUSR1"  # it cannot be taken back
-    assert signal.getsignal(signal.SIGUSR2) == of_the_second
-    requests.close()
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-
-
-def test_a_handler_of_the_scripts_own_is_left_alone(job: Job) -> None:
-    came: list[int] = []
-
-    def own(number: int, frame: object) -> None:
-        came.append(number)
-
-    signal.signal(signal.SIGUSR1, own)
-    requests = job.requests()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert came == [signal.SIGUSR1] and requests.poll() == Asked()
-    requests.close()
-    assert signal.getsignal(signal.SIGUSR1) is own
-
-
-@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
-def test_a_handler_that_python_does_not_know_of_is_left_alone(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: signal.Handlers
-) -> None:
-    """`faulthandler` is what people put on this signal, to see where a rank hangs. Launched ranks begin with SIG_IGN."""
-    monkeypatch.setenv(SOCKET_VARIABLE, "x")
-    signal.signal(signal.SIGUSR1, before)
-    with (tmp_path / "stacks").open("w") as file:
-        faulthandler.register(signal.SIGUSR1, file=file)
-        try:
-            requests = job.requests()
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert requests.poll() == Asked()
-            requests.close()
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
-    assert "test_a_handler_that_python" in (tmp_path / "stacks").read_text()
-
-
-def test_only_the_main_thread_takes_the_signal(job: Job) -> None:
-    made: list[Requests] = []
-    thread = threading.Thread(target=lambda: made.append(job.requests()))
-    thread.start()
-    thread.join(10)
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL and made[0].poll() == Asked()
-
-
 # ---------------------------------------------------------------- time
 
 
@@ -280,15 +207,16 @@ def test_of_two_times_the_first_to_come_counts(job: Job) -> None:
     assert first.poll().stop == "the time limit of 120 s" and second.poll().stop.startswith("the end at ")
 
 
-def test_slurms_end_counts_if_nothing_is_given(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurms_end_asks_this_group_to_leave_whatever_else_is_given(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     end = f"{NOW + 50:.0f}"
-    found, given, other = job.requests(slurm=end), job.requests(60_000, slurm=end), job.requests(None, NOW + 60, end)
+    found, given = job.requests(slurm=end), job.requests(60_000, slurm=end)
     monkeypatch.setenv(SLURM_END, end)
     of_the_process = Requests(job.folder, wall=lambda: job.wall_s, age_s=lambda: job.age_s)
+    assert found.poll(49.0) == Asked()
     job.passes(50)
-    assert found.poll().stop == time.strftime("Slurm's end of the job at %Y-%m-%d %H:%M:%S", time.localtime(NOW + 50))
-    assert of_the_process.poll().stop == found.poll().stop
-    assert given.poll() == other.poll() == Asked() and job.said == []
+    why = time.strftime("Slurm's end of its time at %Y-%m-%d %H:%M:%S", time.localtime(NOW + 50))
+    assert found.poll() == given.poll() == of_the_process.poll() == Asked(leave=why)
+    assert job.said == []
 
 
 @pytest.mark.parametrize("value", ["soon", "nan", "inf", "0", f"{NOW - 101:.0f}", "1e300"])
@@ -312,10 +240,10 @@ def test_a_variable_that_holds_no_later_time_is_said_and_no_limit_follows(job: J
         ({"end_at": float("nan")}, "end_at nan: give seconds since 1970 that this process begins before"),
     ],
 )
-def test_a_time_that_is_none_is_refused_and_takes_no_signal(job: Job, words: dict[str, float], why: str) -> None:
+def test_a_time_that_is_none_is_refused(job: Job, words: dict[str, float], why: str) -> None:
     with pytest.raises(UsageError) as told:
         job.requests(**words)
-    assert str(told.value) == why and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert str(told.value) == why
 
 
 def test_the_age_is_that_of_the_process(tmp_path: Path) -> None:
