@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch_workers import save_sharded, start_member
 
 from lightkeeper.checkpoint.loading import load_fresh
 from lightkeeper.checkpoint.manifest import Damaged
@@ -61,6 +62,20 @@ def test_it_is_loaded_bit_by_bit_and_nothing_is_warned_of(saved: Path, recwarn: 
     for name, tensor in expected.items():
         assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor), name
     assert not [one for one in recwarn if "torch.distributed is disabled" in str(one.message)]
+
+
+@pytest.mark.long
+def test_what_several_ranks_wrote_is_loaded_whole_by_one_process(tmp_path: Path) -> None:
+    members = [start_member(save_sharded, tmp_path, rank, 3) for rank in range(3)]
+    for process, pipe in members:
+        assert pipe.poll(60) and pipe.recv() == "saved"
+        process.join(20)
+    path = tmp_path / "step-00000001"
+    loaded = load_fresh(path)
+    assert set(loaded) == {"spread", "alike"} and torch.equal(loaded["alike"], torch.ones(2))
+    assert torch.equal(loaded["spread"], torch.arange(21.0).reshape(7, 3))
+    (path / "__2_0.distcp").unlink()
+    assert "__2_0.distcp" in why(path)
 
 
 def test_an_index_that_is_torn_anywhere_is_told(copy: Path) -> None:

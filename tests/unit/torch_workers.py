@@ -145,3 +145,20 @@ def reduce_on_command(pipe: Connection, folder: Path, slot: int, size: int, nume
             seconds = time.monotonic() - started
             pipe.send(("failed", (str(e), e.local, e.suspects, e.aborted, seconds)))
     group.close()
+
+
+def save_sharded(pipe: Connection, folder: Path, rank: int, size: int) -> None:
+    """Saves, with the other ranks of one group, a tensor that is spread over them unevenly, and one that all hold."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    try:
+        mesh = init_device_mesh("cpu", (size,))
+        spread: DTensor = distribute_tensor(torch.arange(21.0).reshape(7, 3), mesh, [Shard(0)])
+        dcp.save({"spread": spread, "alike": torch.ones(2)}, checkpoint_id=folder / "step-00000001")
+        pipe.send("saved")
+    finally:
+        dist.destroy_process_group()
