@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 NOT_WHOLE = 1
 IN_RUN = "checkpoints"  # where a run's folder has them
 REASON_CHARS_MAX = 200
+
+Load: TypeAlias = Callable[[Path], dict[str, Any]]
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 _Dir = Annotated[
@@ -147,9 +150,14 @@ def verify(
             there = ", ".join(str(one.step) for one in listed[:10]) or "none"
             raise UsageError(f"--step {step}: there is no such checkpoint in {place.path} (there are: {there})")
         listed = chosen
+    loader: Load | None = None
+    if load:
+        from lightkeeper.checkpoint.loading import load_fresh  # here: it imports torch, for seconds
+
+        loader = load_fresh
     verdicts = []
     for one in listed:
-        verdict = _read(one, load)
+        verdict = _read(one, loader)
         if verdict is None:
             continue
         verdicts.append(verdict)
@@ -165,7 +173,7 @@ def verify(
     return NOT_WHOLE if damaged or not whole else 0
 
 
-def _read(one: Listed, load: bool) -> Verdict | None:
+def _read(one: Listed, load: Load | None) -> Verdict | None:
     """Reads a checkpoint; None if it was deleted meanwhile, as a running job does with old ones."""
     from lightkeeper.checkpoint.files import check_files
     from lightkeeper.checkpoint.manifest import Damaged
@@ -177,16 +185,10 @@ def _read(one: Listed, load: bool) -> Verdict | None:
     begun = time.monotonic()
     try:
         check_files(one.path, one.manifest)
-        loaded = _loaded(one.path) if load else None
+        loaded = None if load is None else len(load(one.path))
     except Damaged as error:
         return Verdict(one.step, "damaged", str(error)) if os.path.lexists(one.path) else None
     return Verdict(one.step, "whole", "", one.manifest.bytes, time.monotonic() - begun, loaded)
-
-
-def _loaded(path: Path) -> int:
-    from lightkeeper.checkpoint.loading import load_fresh  # with torch
-
-    return len(load_fresh(path))
 
 
 # ---------------------------------------------------------------- prune
