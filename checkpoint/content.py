@@ -18,10 +18,10 @@ from torch import nn
 
 from lightkeeper.manager.buckets import local_tensor, placements_of
 from lightkeeper.manager.state.codec import decode
-from lightkeeper.manager.state.layout import Layout, TensorHeader, with_tensors
+from lightkeeper.manager.state.layout import Layout, ObjectHeader, TensorHeader, with_tensors
 from lightkeeper.manager.state.registry import StateRegistry
 from lightkeeper.manager.state.restore import tensors_by_path
-from lightkeeper.manager.state.tree import parameters_of
+from lightkeeper.manager.state.tree import extra_state_modules, parameters_of
 
 _WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.)")
 
@@ -116,13 +116,36 @@ def around(local: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor:
     return cast(torch.Tensor, make(local, whole._spec, requires_grad=False))
 
 
+def plainly(layout: Layout, registry: StateRegistry) -> Layout:
+    """The description with the names that modules' tensors have without wrappers."""
+    modules = {name: obj for name, obj in registry.shared.items() if isinstance(obj, nn.Module)}
+    headers = []
+    for header in layout.tensors:
+        owner, _, key = header.path.partition(".")
+        path = f"{owner}.{plain(key, modules[owner])}" if owner in modules else header.path
+        headers.append(dataclasses.replace(header, path=path))
+    objects = [
+        dataclasses.replace(one, tree={plain(key, modules[one.name]): value for key, value in one.tree.items()})
+        if one.name in modules
+        else one
+        for one in layout.objects
+    ]
+    return Layout(layout.name, headers, objects, layout.range_bytes)
+
+
 def laid_out_here(saved: Layout, registry: StateRegistry) -> Layout:
     """The description of a saved state as it is to lie on this rank, which may hold other parts of its tensors.
 
     A module's tensors lie as they do here. So does an optimizer's state that has the shape of its parameter; what has
     another shape stays as it was.
+
+    Args:
+        saved: as `plainly` made it.
+        registry: the objects here.
     """
-    own = {header.path: header for header in registry.layout(saved.name, saved.range_bytes).tensors}
+    layout = registry.layout(saved.name, saved.range_bytes)
+    own = {named.path: header for named, header in zip(plainly(layout, registry).tensors, layout.tensors, strict=True)}
+    modules = {name: obj for name, obj in registry.shared.items() if isinstance(obj, nn.Module)}
     parameters = {
         name: parameters_of(obj)
         for name, obj in registry.shared.items()
@@ -138,7 +161,14 @@ def laid_out_here(saved: Layout, registry: StateRegistry) -> Layout:
             placed.append(here)
         else:
             placed.append(header)
-    return with_tensors(saved, placed)
+    objects = [_as_here(one, modules[one.name]) if one.name in modules else one for one in saved.objects]
+    return with_tensors(Layout(saved.name, saved.tensors, objects, saved.range_bytes), placed)
+
+
+def _as_here(one: ObjectHeader, module: nn.Module) -> ObjectHeader:
+    """A module's extra states by the names that its parts have here."""
+    here = {plain(key, module): key for key, _ in extra_state_modules(module)}
+    return dataclasses.replace(one, tree={here.get(key, key): value for key, value in one.tree.items()})
 
 
 def _as_parameter(header: TensorHeader, parameters: list[torch.Tensor]) -> TensorHeader:

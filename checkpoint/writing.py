@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import xxhash
 
-from lightkeeper.checkpoint.content import Names, Tensors, around, flat_tensors, state_dict_of
+from lightkeeper.checkpoint.content import Names, Tensors, around, flat_tensors, plainly, state_dict_of
 from lightkeeper.checkpoint.files import data_files, fsync_folder, measured, write_whole
 from lightkeeper.checkpoint.manifest import File, RankState, State
 from lightkeeper.checkpoint.names import METADATA
@@ -159,7 +159,7 @@ def _describe(path: Path, layout: Layout, names: Names) -> None:
         for name, obj in names.registry.shared.items()
         if isinstance(obj, torch.optim.Optimizer)
     }  # fmt: skip
-    data = {"layout": layout.to_bytes().decode(), "parameters": optimizers}
+    data = {"layout": plainly(layout, names.registry).to_bytes().decode(), "parameters": optimizers}
     write_whole(path / DESCRIPTION, json.dumps(data).encode())
 
 
