@@ -17,6 +17,7 @@ from lightkeeper.checkpoint.folder import KEEP_MIN, Folder
 from lightkeeper.checkpoint.loader import Loader
 from lightkeeper.checkpoint.polled import Polled
 from lightkeeper.checkpoint.ranks import Ranks
+from lightkeeper.checkpoint.requests import Asked
 from lightkeeper.checkpoint.saver import Save, Saver
 from lightkeeper.checkpoint.tier import LOCAL, SHARED, Tier, Told
 from lightkeeper.errors import ToldError, UsageError
@@ -57,7 +58,7 @@ class Checkpoints(Watcher):
         local_every: a save there after so many steps.
         samples: gives the samples of all steps before one, for the manifest: ``sampler.consumed_before``.
         mtbf_s: how often the run is held to need a checkpoint, in seconds, before it ever did.
-        time_limit_s: the run saves and ends in time for this many seconds after the process began; 0: no limit. (When
+        time_limit_s: the run saves and ends in time for this many seconds from now on; 0: no limit. (When
             Slurm's time for a group is over, that group leaves.)
         alarm_after: from so many failed saves in a row on, a person should look.
         accept: names of what may differ from the run that was saved, of ``seed`` and ``microbatches of step 0``.
@@ -118,6 +119,7 @@ class Checkpoints(Watcher):
         self._began_s: float | None = None
         self._stop_said = ""
         self._leaves = False
+        self._asked_save: Asked | None = None  # of which a save was begun
         self._budget_s = budget_s
         manager.extra(EXTRA, (2,), torch.int64)
         manager.watch(self)
@@ -171,9 +173,9 @@ class Checkpoints(Watcher):
         assert self._polled is not None
         usual = self._shared.cadence.cost.usual
         asked = self._polled.poll(2 * max(usual, default=0.0) + 2 * self._shared.cadence.write_s)
-        save = self._led and (
-            self._shared.due(index + 1, now) or (bool(asked.save) and not self._shared.saver.busy)
-        )  # fmt: skip
+        save = self._led and self._shared.due(index + 1, now)
+        if self._led and asked.save and not self._shared.saver.busy:
+            save, self._asked_save = True, asked
         if asked.leave and not self._leaves:
             self._leaves = True
             self._manager.leave(asked.leave)
@@ -331,7 +333,9 @@ class Checkpoints(Watcher):
             for outcome in tier.heed(now):
                 failed = failed or bool(outcome.problem)
                 if tier is self._shared and outcome.manifest is not None and self._polled is not None:
-                    self._polled.saved()
+                    if self._asked_save is not None:
+                        self._polled.saved(self._asked_save)
+                    self._asked_save = None
         return failed
 
 

@@ -75,13 +75,17 @@ class Loader:
 
     def _find(self, step: int | None) -> Said:
         """On rank 0: whether there is anything to load, and what, best first."""
-        if trains := who_trains(self._manager.settings):
+        trains = who_trains(self._manager.settings)
+        if trains:
             return trains, [], ""
         try:
             if self._fresh:
                 for tier in self._tiers:
                     self._put_aside(tier, -1)
                 return "", [], ""
+            if trains is not None:  # else somebody may be writing
+                for tier in self._tiers:
+                    tier.folder.sweep(STEP_MAX)
             return "", self._candidates(step), ""
         except OSError as error:
             return "", [], f"checkpoints cannot be read: {error}"
@@ -91,7 +95,6 @@ class Loader:
     def _candidates(self, step: int | None) -> list[Candidate]:
         found = []
         for number, tier in enumerate(self._tiers):
-            tier.folder.sweep(STEP_MAX)
             for one in tier.folder.listed():
                 if step is not None and one.step != step:
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from pathlib import Path
 
 from lightkeeper.checkpoint.names import SAVE, STOP
@@ -19,7 +20,8 @@ class Polled:
     """
 
     def __init__(self, folder: Path, time_limit_s: float) -> None:
-        self._requests = Requests(folder, time_limit_s or None)
+        began_s = time.monotonic()
+        self._requests = Requests(folder, time_limit_s or None, age_s=lambda: time.monotonic() - began_s)
         self._margin_s = 0.0
         self._asked = Asked()
         self._wanted = threading.Event()
@@ -36,12 +38,10 @@ class Polled:
         self._wanted.set()
         return self._asked
 
-    def saved(self) -> None:
-        """A checkpoint is committed: whoever asked for one has it."""
-        asked = self._asked
-        if asked.save:
-            self._requests.honoured(asked, (SAVE,))
-            self._asked = dataclasses.replace(asked, save="")
+    def saved(self, asked: Asked) -> None:
+        """A checkpoint is committed that was asked for so; who has asked since then asks on."""
+        self._requests.honoured(asked, (SAVE,))
+        self._asked = dataclasses.replace(self._asked, save="")
 
     def end(self, stopped: bool) -> None:
         """The run is over; `stopped`: as it was asked to."""

@@ -14,8 +14,9 @@ def who_trains(settings: Settings) -> str | None:
     """Another group that is a member of the job now, as a lighthouse says; asks for at most 5 s an address.
 
     Returns:
-        Its name; None if there is none, or nobody answers.
+        Its name; "" if there is none, None if nobody answers.
     """
+    answered = False
     try:
         addresses = read_addresses(settings.lighthouse)
     except ValueError:
@@ -23,9 +24,11 @@ def who_trains(settings: Settings) -> str | None:
     for address in addresses:
         said = call("Lighthouse", "Status", address, lighthouse_pb2.StatusRequest(), settings.job, settings.token)
         if said.reply is None or said.reply.stopped:
+            answered = answered or said.reply is not None
             continue
+        answered = True
         for group in said.reply.groups:  # the state is in words: "member", "spare, leaving", "member, not in touch"
             state, *more = group.state.split(", ")
             if state in _MEMBERS and "not in touch" not in more and group.group != settings.group:
                 return str(group.group)
-    return None
+    return "" if answered else None
