@@ -46,6 +46,13 @@ def parser(description: str) -> argparse.ArgumentParser:
     return options
 
 
+def saving(options: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds the options of a run that saves."""
+    options.add_argument("--checkpoints", type=Path, help="save here, and go on from the newest one that is whole")
+    options.add_argument("--save-every", type=int, default=0, help="steps between saves; 0: as often as it pays")
+    return options
+
+
 def build(arguments: argparse.Namespace) -> Setup:
     """Model, optimizer and data for these options."""
     torch.set_num_threads(arguments.threads)

@@ -6,18 +6,20 @@ lightkeeper launch --group g0 --groups 3 ... -- examples/train.py --steps 200
 from __future__ import annotations
 
 import lightkeeper
-from lightkeeper.examples.common import build, parser
+from lightkeeper.examples.common import build, parser, saving
 from lightkeeper.examples.gpt import next_byte_loss
 
 
 def main() -> None:
     """Train until the last step is committed."""
-    arguments = parser("Train a byte-level GPT with lightkeeper.")
+    arguments = saving(parser("Train a byte-level GPT with lightkeeper."))
     arguments.add_argument("--workers", type=int, default=0, help="processes that read ahead; 0: read in the loop")
     setup = build(arguments.parse_args())
     model, optimizer, options = setup.model, setup.optimizer, setup.arguments
     manager = lightkeeper.Manager(model, optimizer, seed=options.seed, extras={"loss": (), "tokens": ()})
     data = lightkeeper.data.ShareLoader(setup.data.text, setup.data.sampler, manager, workers=options.workers)
+    if options.checkpoints:  # saving goes by itself from here on
+        lightkeeper.Checkpoints(manager, options.checkpoints, every=options.save_every).load()
     for step in manager.steps(until=options.steps, microbatches=options.microbatches):
         optimizer.zero_grad()
         for k in step.microbatches():  # this group's share; it grows if a peer is lost during the step

@@ -11,13 +11,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import lightkeeper
-from lightkeeper.examples.common import build, optimizer_for, parser
+from lightkeeper.examples.common import build, optimizer_for, parser, saving
 from lightkeeper.examples.gpt import next_byte_loss
 
 
 def main() -> None:
     """Train until the last step is committed."""
-    options = parser("Train a byte-level GPT with lightkeeper, in sharded groups.").parse_args()
+    options = saving(parser("Train a byte-level GPT with lightkeeper, in sharded groups.")).parse_args()
     dist.init_process_group("gloo")  # the ranks of this group; between groups lightkeeper has groups of its own
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     setup = build(options)
@@ -30,6 +30,8 @@ def main() -> None:
         model, optimizer, seed=options.seed, extras={"loss": (), "tokens": ((), torch.int64)}, place=mesh
     )
     place = manager.place  # which part of every microbatch is this rank's
+    if options.checkpoints:  # saving goes by itself from here on
+        lightkeeper.Checkpoints(manager, options.checkpoints, every=options.save_every).load()
     for step in manager.steps(until=options.steps, microbatches=options.microbatches):
         optimizer.zero_grad()
         for k in step.microbatches():  # this group's share: the same for all of its ranks
