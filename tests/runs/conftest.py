@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from facts import Gold
 from harness import Job, run_gold
+from lives import Lives
 
 
 @pytest.fixture
@@ -18,10 +19,19 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made.end()
 
 
+@pytest.fixture
+def lives(tmp_path: Path) -> Iterator[Lives]:
+    """A run of several jobs under `tmp_path`, as `job`."""
+    made = Lives(tmp_path)
+    yield made
+    made.end()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    made = getattr(item, "funcargs", {}).get("job")
+    given = getattr(item, "funcargs", {})
+    made = given.get("job") or (given["lives"].jobs or [None])[-1] if "lives" in given else given.get("job")
     if made is not None and call.when == "call" and report.failed:
         report.sections.append(("what the processes printed", made.printed()))
         report.sections.append(("events", made.told()))

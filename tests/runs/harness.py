@@ -53,6 +53,7 @@ _processes.set_forkserver_preload(
         "torch.distributed.tensor.parallel",
         "lightkeeper.manager.trainer",
         "lightkeeper.manager.gloo",
+        "lightkeeper.checkpoint.checkpoints",
     ]
 )
 

@@ -47,6 +47,11 @@ DEFAULTS: dict[str, Any] = {
     "facts": "",
     "save": "",
     "resume": "",
+    "checkpoints": {},
+    "slow_save": 0.0,
+    "stuck": "",
+    "broken": "",
+    "begin": "",
 }
 
 
@@ -87,9 +92,10 @@ def run(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     from dataloops import LOOPS as OF_DATA  # they take their parts from here
+    from saving import LOOPS as OF_SAVING
     from training import LOOPS as OF_TRAINING
 
-    {**LOOPS, **OF_TRAINING, **OF_DATA}[options["loop"]](options)
+    {**LOOPS, **OF_TRAINING, **OF_DATA, **OF_SAVING}[options["loop"]](options)
 
 
 # ---------------------------------------------------------------- the model
