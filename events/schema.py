@@ -49,10 +49,14 @@ class ProcessEnded(Event, frozen=True, kw_only=True):
 
 
 class JobStopped(Event, frozen=True, kw_only=True):
-    """The job ends here, well (`ok`) or with its first cause."""
+    """The job ends here, well (`ok`) or with its first cause; `keep` saves its last committed step, "" if nobody does.
+
+    If it ends so and not well, too few groups were left.
+    """
 
     reason: str
     ok: bool
+    keep: str = ""
 
 
 class Finished(Event, frozen=True, kw_only=True):

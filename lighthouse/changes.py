@@ -1,4 +1,4 @@
-"""How a job's membership changes: recoveries, planned changes, and the job's end.
+"""How a job's membership changes: by recoveries, and by planned changes.
 
 `_consider` is called after every event and does whatever the state asks for.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightkeeper.lighthouse import messages as m
-from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note, Promised
+from lightkeeper.lighthouse.actions import Action, Activated, Close, Note, Promised
+from lightkeeper.lighthouse.endings import LAGS, Endings
 from lightkeeper.lighthouse.group import Gone, Group
-from lightkeeper.lighthouse.job import STARTED_AGAIN
 from lightkeeper.lighthouse.names import Epoch, Member, Membership, speeds_in
 from lightkeeper.lighthouse.recovery import (
+    Conclusion,
     Contradiction,
     Recovery,
     conclude,
@@ -23,16 +24,14 @@ from lightkeeper.lighthouse.recovery import (
 )
 from lightkeeper.lighthouse.silence import Look
 from lightkeeper.lighthouse.speeds import changed, why
-from lightkeeper.lighthouse.telling import Telling, few
 
 COULD_NOT_FOLLOW = "it lost the entries before the one that made it a member"
-LAGS = "it lags by more than one entry"
 RECOVERIES_MAX = 3
 DEAL_S = 0.25
 WHY_CHARS_MAX = 200
 
 
-class Changes(Telling):
+class Changes(Endings):
     """A job that changes by recoveries and planned changes."""
 
     # ------------------------------------------------------------ what follows from the state
@@ -59,7 +58,7 @@ class Changes(Telling):
         assert self.recovery is not None
         if self.recovery.complete:
             actions += self._activate(now)
-        if self.recovery is not None and self.recovery.complete:
+        if self.recovery is not None and self.recovery.complete and self.stopped is None:
             actions += self._park(now) + self._heal(now)  # it stands, below the minimum
         return actions
 
@@ -138,7 +137,7 @@ class Changes(Telling):
             return self._stop(f"the job contradicts itself and must not go on: {error}", ok=False)
         starts = self.newest is None and len(self._joined()) >= self.config.minimum  # the others heal from these
         if len(concluded.members) < self.config.minimum and not starts:
-            return self._stand_below_minimum(recovery.asked, now)
+            return self._stand_below_minimum(recovery.asked, concluded, now)
         members = tuple(self.groups[name].member() for name in concluded.members)
         base = None if self.newest is None else self.newest.epoch
         membership = Membership(recovery.epoch, members, base, speeds_in(self._speeds(concluded.members)))
@@ -154,7 +153,7 @@ class Changes(Telling):
         left_out = [group for group in self._members() if group.name not in concluded.members]
         promotions = self._promotions(membership, concluded.first_step)
         self.newest, self.prepared, self.recovery, self.reigns = membership, [], None, True
-        self.unbuilt_s, self.unbuilt_times, self.shrunk = None, 0, False
+        self.unbuilt_s, self.unbuilt_times, self.shrunk, self.stood_s = None, 0, False, None
         self._said_s = now
         actions: list[Action] = [Activated(membership), self._activated_note(), *promotions]
         actions += self._repeat_activation()
@@ -170,21 +169,16 @@ class Changes(Telling):
             return actions + self._park(now) + self._heal(now)
         return actions + self._count_recovery()
 
-    def _why_without(self, staying: tuple[str, ...]) -> str:
-        """Who of the newest epoch is left out, and why, whatever began the recovery; empty if nobody is."""
-        why: dict[str, list[str]] = {}
-        for member in self.newest.members if self.newest else ():
-            if member.group in staying:
-                continue
-            group = self._member(member.group)
-            if group is None:  # another incarnation of it is here
-                reason = f"lost: {STARTED_AGAIN}"
-            elif group.gone is None:
-                reason = f"left out: {LAGS}"
-            else:
-                reason = group.gone.cause if group.gone.detected_by == "left" else f"lost: {group.gone.cause}"
-            why.setdefault(reason, []).append(member.group)
-        return "; ".join(f"{', '.join(few(names))} {reason}" for reason, names in why.items())
+    def _stand_below_minimum(self, asked: frozenset[str], concluded: Conclusion, now: float) -> list[Action]:
+        """The recovery waits for more groups, without those who asked to leave.
+
+        If all of them have, the job ends; and if nobody comes for as long as the groups would bear it.
+        """
+        self.stood_s = now if self.stood_s is None else self.stood_s
+        if all(group.leaving or group.gone is not None for group in self._members()) and self.newest is not None:
+            return self._stop_as_asked()
+        let_go = self._let_go_below_minimum(asked)
+        return let_go + self._consider(now) if let_go else self._give_up_below_minimum(concluded, now)
 
     def _count_recovery(self) -> list[Action]:
         """Three recoveries in a row without a commit: leave out whom most failures name, then stop.
@@ -343,89 +337,6 @@ class Changes(Telling):
             },
         )
         return [Activated(planned), note, *promotions, *actions]
-
-    def _stand_below_minimum(self, asked: frozenset[str], now: float) -> list[Action]:
-        """The recovery waits for more groups, without those who asked to leave; if all of them have, the job ends."""
-        if all(group.leaving or group.gone is not None for group in self._members()) and self.newest is not None:
-            return self._stop_as_asked()
-        let_go = self._let_go_below_minimum(asked)
-        return let_go and let_go + self._consider(now)
-
-    # ------------------------------------------------------------ ends
-
-    def _stop_as_asked(self) -> list[Action]:
-        reasons = {group.leaving for group in self._members() if group.leaving}
-        self.told_to_stop = True
-        return self._stop("all groups asked to leave: " + "; ".join(sorted(reasons)), ok=True)
-
-    def _nobody_left(self) -> list[Action]:
-        if self.newest is None or not self.reigns or self._may_live() or self._may_have_switched():
-            return []
-        causes = "; ".join(f"{g.name}: {g.gone.cause}" for g in self._members() if g.gone)
-        return self._forget(f"no group is left ({causes})" if causes else "every group was started again")
-
-    def _forget(self, reason: str) -> list[Action]:
-        """The job has no living member: the next epoch is a first one."""
-        self.ended = reason
-        self._break_off(ok=False)
-        fences: list[Action] = []
-        for group in self.groups.values():  # gone for the job, and still here: nobody will speak to them again
-            if group.connection is not None and group.gone is not None:
-                fences += self._fence(group, group.gone.cause)
-        self._clear()
-        self.groups = {g.name: g for g in self.groups.values() if g.in_touch}
-        for group in self.groups.values():  # they wait for the next first epoch
-            fences += self._send(group, m.Outside()) if group.parked is not None else []
-            group.parked = None
-            self.config = self.config or group.hello
-            if self.reference is None and group.join is not None:
-                self.reference = (group.name, group.join)
-        return [Ended(reason), Note("job_stopped", {"reason": reason, "ok": False}), *fences]
-
-    def _break_off(self, ok: bool) -> None:
-        if self.newest is not None and not ok:
-            self.broken_off = self.newest.epoch
-
-    def _same_error_everywhere(self, error: m.UserError) -> list[Action]:
-        """The same exception in all groups at one step is the job's bug: say so and do not heal."""
-        members = self._members()
-        if not members or any(
-            g.gone is None or g.name not in self.errors or not self.errors[g.name].alike(error) for g in members
-        ):
-            return []
-        alone = self.config is not None and self.config.groups == 1
-        who = "an exception" if alone else "the same exception in all groups"
-        message = error.message.strip().partition("\n")[0]  # the rank has printed the rest
-        what = f"{error.kind}: {message} ({error.where})"
-        return self._stop(f"{who} at step {error.step}, a bug of the job: {what}", ok=False)
-
-    def _stop(self, reason: str, ok: bool) -> list[Action]:
-        self.stopped = m.Stop(reason, ok)
-        self._break_off(ok)
-        actions: list[Action] = [Ended(reason, ok), Note("job_stopped", {"reason": reason, "ok": ok})]
-        return actions + self._end(self._ticked_s)
-
-    def _end(self, now: float) -> list[Action]:
-        """The job has stopped: tell whoever still waits, and forget it once nobody is there or may return."""
-        assert self.stopped is not None
-        actions: list[Action] = []
-        for name in self.errors:  # each of these groups raised: tell them that they all did
-            group = self.groups[name]
-            if not self.stopped.ok and not group.told_to_stop:
-                actions += self._send(group, self.stopped)
-                group.told_to_stop = True
-        for group in self.groups.values():
-            waits = group.failed is not None or not self.stopped.ok or self.recovery is not None or self.told_to_stop
-            waits = waits or self._member(group.name) is None  # a joiner
-            if group.in_touch and waits and not group.told_to_stop:
-                actions += self._send(group, self.stopped)
-                group.told_to_stop = True  # it has heard it when its stream ends and it does not return
-        heard_s = now - self.bounds.lease_s
-        if all(g.gone is not None or (g.connection is None and g.heard < heard_s) for g in self.groups.values()):
-            self.ended = self.stopped.reason
-            self._clear()
-            self.groups.clear()
-        return actions
 
     # ------------------------------------------------------------ words
 

@@ -69,7 +69,8 @@ def from_wire(wire: Message, roster: Callable[[Any], Membership] | None = None) 
             else:
                 raise ValueError(f"{wire.DESCRIPTOR.name} without {field.name}")
         else:
-            values[field.name] = value
+            unsaid = field.has_presence and not wire.HasField(field.name)
+            values[field.name] = None if unsaid else value
     return cls(**values)
 
 

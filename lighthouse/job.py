@@ -131,7 +131,9 @@ class Job:
         self.first_failure = ""
         self.errors: dict[str, m.UserError] = {}
         self.stopped: m.Stop | None = None
+        self.keeper: str | None = None  # the incarnation that keeps the last committed step
         self.told_to_stop = False
+        self.stood_s: float | None = None  # since when it stands below its minimum
         self.copied: int | None = None
         self.dealer, self.slows = Dealer(), Slows()
         self.slow: dict[str, SlowGroup] = {}  # groups that are called slow
@@ -161,8 +163,9 @@ class Job:
             silent = tuple(g.name for g in self._members() if g.gone is None and g.name not in self.recovery.asked)
             if silent:
                 return silent, "silent; they are left out once their lease has passed", since_s
-            minimum = self.config.minimum if self.config else 0
-            return ("any group",), f"at least {minimum} groups", since_s
+            minimum, wait_s = self.config.minimum if self.config else 0, self._quorum_wait_s()
+            until = f"; the job ends when there have been fewer for {wait_s:g} s" if wait_s is not None else ""
+            return ("any group",), f"at least {minimum} groups{until}", since_s
         joined = self._joined()
         if self.newest is None and self.config is not None and joined:
             more = self.config.groups - sum(map(counts, joined))
@@ -172,6 +175,13 @@ class Job:
             refused = self.refused[1][:REFUSAL_CHARS_MAX]
             return (whom,), f"{needs}; refused: {refused}" if refused else needs, since_s
         return self._waiting_for_members(now)
+
+    def _quorum_wait_s(self) -> float | None:
+        """For how long those who stand in a recovery bear it below the minimum: each may say something else."""
+        names = () if self.recovery is None else self.recovery.asked
+        hellos = [self.groups[name].hello for name in names if name in self.groups]
+        told = [hello.quorum_wait_s for hello in hellos if hello is not None and hello.quorum_wait_s is not None]
+        return min(told, default=None)
 
     def is_member(self, name: str) -> bool:
         """Whether the incarnation of a group that was heard last is a member of the newest epoch."""

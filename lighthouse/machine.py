@@ -231,7 +231,7 @@ class JobMachine(Changes):
         if current.gone is not None and not self._returns(current):
             if current.gone.detected_by == "left" and self.stopped is None:
                 return actions  # on its way out, in good order
-            last = self.stopped or m.Fence(current.gone.cause)
+            last = m.Fence(current.gone.cause) if self.stopped is None else self._last_word(current)
             return [*actions, *self._send(current, last), Close(connection)]
         if self._leaves(hello):
             current.gone = Gone(ON_ITS_WAY, "left")
@@ -243,7 +243,7 @@ class JobMachine(Changes):
         actions += self._welcome(current)
         if self.stopped is not None:
             current.told_to_stop = True
-            return [*actions, Send(connection, self.stopped)]
+            return [*actions, Send(connection, self._last_word(current))]
         if self.recovery is not None and hello.group in self.recovery.asked:
             actions += self._send(current, m.Prepare(self.recovery.epoch, self.newest.epoch if self.newest else None))
         planned = self._planned()

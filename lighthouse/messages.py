@@ -31,6 +31,7 @@ class Hello:
         died: the group is over, and no lighthouse was there to be told; nothing else follows on the stream.
         by_speed: whether work is dealt by speed; else all work alike. The same in all groups of a job.
         evicts_slow: whether a group that is slow for long is asked to leave, where that pays.
+        quorum_wait_s: for how long the job may stand below its minimum before it ends, and is kept; None: not said.
     """
 
     job: str
@@ -52,6 +53,7 @@ class Hello:
     role: str = "member"
     seen: Membership | None = None
     evicts_slow: bool = False
+    quorum_wait_s: float | None = None
 
     @property
     def members(self) -> int:
@@ -354,10 +356,17 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The job ends; `ok` tells whether the group exits 0."""
+    """The job ends; `ok` tells whether the group exits 0.
+
+    Attributes:
+        keep: the one group that saves its last committed state before it ends; said to no other incarnation of it.
+        quorum_lost: too few groups are left, and nothing else is wrong: they may be started again as they are.
+    """
 
     reason: str
     ok: bool
+    keep: str = ""
+    quorum_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +402,7 @@ class Drain:
     deadline_ms: int = 0
 
 
+QUORUM_LOST = "quorum lost"  # so begins the reason why a job ends of which too few groups are left
 FIRST_EPOCH = "first epoch"  # so begins the cause of an activation that has no epoch before it
 RELEASE = 1 << 63  # 0 is a boundary: that before the first step
 

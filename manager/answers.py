@@ -85,6 +85,7 @@ class Answers:
         self._unheard = (0, "")  # the step in whose reduce they stood, and whose managers did not answer
         self.ending: str | None = None
         self.stopped: m.Stop | None = None
+        self.keeping_since: float | None = None  # since when ranks here may be saving the job's last committed step
         self.last_words = ""
         self.in_touch = False
         self.died: m.Died | None = None  # how this group ended, for a lighthouse that has yet to be told
@@ -138,8 +139,13 @@ class Answers:
 
     def _stop_answer(self, rank: int) -> local.Answer:
         assert self.stopped is not None
-        asked = bool(self.leaving)
-        return local.Answer(verdict="stop", step=self.step, reason=self.stopped.reason, ok=self.stopped.ok, asked=asked)
+        stopped, asked = self.stopped, bool(self.leaving)
+        keep = stopped.keep == self.settings.group
+        if keep and self.keeping_since is None:
+            self.keeping_since = self._clock
+        return local.Answer(
+            verdict="stop", step=self.step, reason=stopped.reason, ok=stopped.ok, asked=asked, keep=keep
+        )
 
     def _heal_answer(self, rank: int) -> local.Answer | None:
         if self.source is None:

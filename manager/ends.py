@@ -39,13 +39,21 @@ class Ends(Answers):
         if exit_code == 0 and done:
             if len(self.exits) < self.settings.ranks:
                 return []
-            code = 0 if self.stopped is None or self.stopped.ok else exits.STOPPED
-            return self._end(code, self.stopped.reason if self.stopped else self.leaving)
+            return self._end(self._stopped_code(), self.stopped.reason if self.stopped else self.leaving)
         if done and self.stopped is not None and not self.stopped.ok and rank not in self.errors:
-            return self._finish(exits.STOPPED, self.stopped.reason)
+            killed = exit_code is not None and exit_code < 0
+            if self.keeping_since is not None and not killed and len(self.exits) < self.settings.ranks:
+                return []  # the others may still be saving
+            return self._finish(self._stopped_code(), self.stopped.reason)
         if rank in self.victims:
             return []  # whose end broke its collectives shows soon
         return self._died(rank, exit_code, view)
+
+    def _stopped_code(self) -> int:
+        """What a group ends with that has left, or was told to stop."""
+        if self.stopped is None or self.stopped.ok:
+            return 0
+        return exits.GAVE_UP if self.stopped.quorum_lost else exits.STOPPED
 
     def _raised(self, rank: int, error: local.RankError, now: float) -> list[Action]:
         """An exception is about to end a rank: the user's bug, unless another rank's end is its cause."""
@@ -157,6 +165,8 @@ class Ends(Answers):
         """What an end is called in the name of its evidence; empty for one of which none is wanted."""
         if exit_code in (0, exits.REFUSED, exits.STOPPED, exits.ASKED) or (not self.registered and not self.exits):
             return ""
+        if self.stopped is not None and exit_code == self._stopped_code():
+            return ""  # the others are told to stop as well: nothing is wrong here
         known = {exits.FENCED: "left out", exits.GAVE_UP: "gave up", exits.ORPHANED: "apart"}
         if exit_code in known:
             return known[exit_code]

@@ -50,8 +50,7 @@ class Leaving(Outages):
             return []
         late = self._leave_by_s is not None and now >= self._leave_by_s
         if self._left() or self.stopped is not None:  # nobody waits for it any more
-            code = exits.STOPPED if self.stopped is not None and not self.stopped.ok else 0
-            return self._finish(code, self.leaving) if late else []
+            return self._finish(self._stopped_code(), self.leaving) if late else []
         if self.known is None and not self.prepared and not self.in_touch:
             return self._go_as_stranger()
         if late:

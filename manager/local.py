@@ -212,6 +212,7 @@ class Answer(Message, frozen=True, kw_only=True):
         ready: number of the prepared epoch whose flag the next step's entry carries, 0 if none.
         ok: after ``stop``: whether the run ended well.
         asked: after ``stop``: whether somebody asked this group to leave.
+        keep: after ``stop``: this group alone saves its last committed state before it ends.
     """
 
     verdict: str
@@ -225,6 +226,7 @@ class Answer(Message, frozen=True, kw_only=True):
     reason: str = ""
     ok: bool = False
     asked: bool = False
+    keep: bool = False
 
 
 class Registered(Message, frozen=True, kw_only=True):

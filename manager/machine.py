@@ -56,12 +56,13 @@ class GroupMachine(Overdues):
             died=self.died,
             by_speed=s.deal == "speed",
             evicts_slow=s.slow == "evict",
+            quorum_wait_s=s.timeouts.quorum_wait_s,
         )
 
     def connected(self, now: float, place: int = 0) -> list[Action]:
         """A stream is opened: after `Hello`, what the lighthouse may have missed. It stands once it is welcomed."""
         actions: list[Action] = [Tell(self.hello(place))]
-        if self.died is not None:
+        if self.died is not None or self.keeping_since is not None:
             return actions
         if len(self.ready) == self.settings.ranks:
             actions.append(Tell(self._join()))
@@ -87,6 +88,8 @@ class GroupMachine(Overdues):
     def received(self, message: m.ToManager, now: float) -> list[Action]:
         """A message of the lighthouse."""
         actions = self._mind_clock(now)
+        if self.keeping_since is not None and not isinstance(message, m.Welcome):
+            return actions  # it saves the last step and ends; whatever the job, or the next one, wants comes too late
         handler: Callable[[Any, float], list[Action]] = getattr(self, f"_{type(message).__name__.lower()}")
         return actions + handler(message, now)
 
@@ -324,7 +327,7 @@ class GroupMachine(Overdues):
             actions.append(ToRanks(local.Say(line=line)))
         elif not self.waiting:
             self._say_after_s = SAY_AFTER_S
-        if self.known is None and not self.in_touch:
+        if self.known is None and not self.in_touch and self.keeping_since is None:
             silent_s = now - self._silent_since
             if silent_s > self.settings.outage_budget_s:
                 return actions + self._give_up(

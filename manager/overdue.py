@@ -43,6 +43,8 @@ class Overdues(Leaving):
             overdue = []  # it ends: an interpreter may take its time over that
         self.overdue = overdue[0] if overdue else None
         actions = self._say_armed()
+        if self.keeping_since is not None:
+            return actions + self._mind_save(now)
         for one in overdue:
             actions += self._say_stuck(one)
         if not overdue:
@@ -60,10 +62,23 @@ class Overdues(Leaving):
             return view
         return replace(view, idle_s=min(view.asks_s, now - self._answered.setdefault(rank, now)))
 
+    def _mind_save(self, now: float) -> list[Action]:
+        """The job has ended, and ranks here save its last committed step: none of them is stuck before that is over."""
+        assert self.stopped is not None and self.keeping_since is not None
+        bound_s = self.settings.timeouts.stop_deadline_s
+        if self.ending is not None or now - self.keeping_since <= bound_s:
+            return []
+        ranks = ", ".join(str(rank) for rank in range(self.settings.ranks) if rank not in self.exits)
+        cause = (
+            f"rank {ranks} has not ended {bound_s:g} s after it was told to keep step {self.step - 1} (stop_deadline_s)"
+        )
+        collect = Collect("gave up", cause, self.step)
+        return [collect, *self._finish(exits.GAVE_UP if self.stopped.ok else self._stopped_code(), cause)]
+
     def _outlives(self, overdue: m.Overdue) -> list[Action]:
         """The job has ended, and a rank does not come to hear it."""
         assert self.stopped is not None
-        code = exits.GAVE_UP if self.stopped.ok else exits.STOPPED
+        code = exits.GAVE_UP if self.stopped.ok else self._stopped_code()
         return self._finish(code, f"{in_words(overdue)}; the job has ended meanwhile: {self.stopped.reason}")
 
     def _say_armed(self) -> list[Action]:

@@ -206,6 +206,10 @@ class Rank:
             self.page.waits(ANSWER)
             answer = self._client.next_answer()
         self.page.waits(NOBODY)
+        if answer.keep:
+            self._enter("checkpoint", self.page.step, expected_s=self.settings.timeouts.stop_deadline_s)
+            for watcher in self._watchers:
+                watcher.keeps(answer.reason)
         return answer
 
     def _copy(self, standing: bool = False) -> None:

@@ -61,8 +61,9 @@ class Settings:
         run_folder: where events go; empty writes none.
         outage_budget_s: how long anything is waited for before the group gives up, in seconds. What else bounds a wait
             is derived from it; `timeouts` has them all.
-        evidence_s, stall_floor_s, form_timeout_s, start_budget_s, first_step_s, reduce_timeout_s, collective_timeout_s:
-            what `timeouts` is to have instead of what it derives; see `Timeouts`.
+        evidence_s, stall_floor_s, form_timeout_s, quorum_wait_s, stop_deadline_s, start_budget_s, first_step_s,
+            reduce_timeout_s, collective_timeout_s: what `timeouts` is to have instead of what it derives; see
+            `Timeouts`.
         host: address at which peers reach this node; empty takes the interface that routes to the lighthouse.
         bucket_mb: size of a gradient bucket, in MiB.
         history_mb: bound on the entries kept while a group joins, in MiB; beyond it the joiner starts over.
@@ -91,6 +92,8 @@ class Settings:
     evidence_s: float | None = None
     stall_floor_s: float | None = None
     form_timeout_s: float | None = None
+    quorum_wait_s: float | None = None
+    stop_deadline_s: float | None = None
     start_budget_s: float | None = None
     first_step_s: float | None = None
     reduce_timeout_s: float | None = None

@@ -19,11 +19,14 @@ DERIVED = {  # in outage budgets
     "evidence_s": 1 / 30,
     "stall_floor_s": 1 / 4,
     "form_timeout_s": 1 / 2,
+    "quorum_wait_s": 1 / 2,
+    "stop_deadline_s": 5.0,
     "start_budget_s": 10.0,
     "first_step_s": 10.0,
     "reduce_timeout_s": 12.0,
     "collective_timeout_s": 20.0,
 }
+MAY_BE_0 = ("quorum_wait_s",)
 TIMEOUT_S_MAX = 40 * BUDGET_S_MAX
 HEARTBEAT_BUDGETS = 25  # of NCCL's watchdog, if nobody says
 LEASES = 1.25  # the least that a derived stall floor is: else beats could not be missed before it
@@ -42,6 +45,7 @@ PAIRS = (
     Pair("evidence_s", "form_timeout_s", "the peers of a group whose evidence is taken already wait for its ranks"),
     Pair("stall_floor_s", BUDGET, "a stuck rank must be found before those that wait for it give up"),
     Pair("form_timeout_s", BUDGET, "an epoch that does not form must be tried again before anybody gives up"),
+    Pair("quorum_wait_s", BUDGET, "the job must end as one, and be kept, before each group gives up by itself"),
     Pair(BUDGET, "start_budget_s", "groups may be started further apart than a lighthouse may be away"),
     Pair("stall_floor_s", "first_step_s", "a first step compiles and warms up"),
     Pair(BUDGET, "reduce_timeout_s", "who stands without a lighthouse must name the silent before the reduce fails"),
@@ -64,6 +68,8 @@ class Timeouts:
         evidence_s: how long evidence is taken before a group is ended.
         stall_floor_s: no phase of a step has a shorter progress deadline. See `stall_floor`.
         form_timeout_s: how long the process group of an epoch may take to form.
+        quorum_wait_s: how long the job may stand below its minimum before it ends, and is kept; 0: not at all.
+        stop_deadline_s: how long the group that keeps the last committed step may take to end after it was told to.
         start_budget_s: how long the first epoch, and a group's nodes, are waited for: schedulers start minutes apart.
         first_step_s: the progress deadline of a first step, and the highest that any phase gets.
         reduce_timeout_s: how long a reduce may stand for a member that lives but does not arrive.
@@ -75,6 +81,8 @@ class Timeouts:
     evidence_s: float
     stall_floor_s: float
     form_timeout_s: float
+    quorum_wait_s: float
+    stop_deadline_s: float
     start_budget_s: float
     first_step_s: float
     reduce_timeout_s: float
@@ -99,8 +107,10 @@ class Timeouts:
         for name, budgets in DERIVED.items():
             value = given.get(name)
             if value is not None:
-                if not (math.isfinite(value) and 0 < value <= TIMEOUT_S_MAX):
-                    raise UsageError(f"{name} {value}: give seconds above 0, at most {TIMEOUT_S_MAX:.0f}")
+                enough = value >= 0 if name in MAY_BE_0 else value > 0
+                if not (math.isfinite(value) and enough and value <= TIMEOUT_S_MAX):
+                    least = "0 or more seconds" if name in MAY_BE_0 else "seconds above 0"
+                    raise UsageError(f"{name} {value}: give {least}, at most {TIMEOUT_S_MAX:.0f}")
                 sources[name] = told_by.get(name, "given")
             values[name] = budget_s * budgets if value is None else value
         return cls(budget_s, **values, told_by=sources)

@@ -43,6 +43,11 @@ class Watcher:
     def closed(self) -> None:
         """What this group holds is final: the run was closed, or the group leaves; on the training thread."""
 
+    def keeps(self, reason: str) -> None:
+        """The job ends here, and this group alone is to save its last committed state before it exits; on the training
+        thread.
+        """
+
 
 def probable_share(plan: local.Plan, total: int) -> tuple[int, ...]:
     """What this group is dealt in a step of `total` microbatches while the plan's epoch is in force."""

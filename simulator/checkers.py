@@ -51,11 +51,15 @@ class Life:
 
     Attributes:
         final: by step, the state after it, of the steps that are final.
+        over: the last step, once a lighthouse has ended it for want of groups; None before.
+        kept: which incarnation saved it at its end, and the state that it saved.
     """
 
     def __init__(self, number: int, epoch: Epoch) -> None:
         self.number, self.epoch = number, epoch
         self.final: dict[int, State] = {}
+        self.over: int | None = None
+        self.kept: tuple[str, State] | None = None
         self.began = False
         self.dealt_anew: int | None = None  # the last step that was dealt by other speeds than the one before
 
@@ -74,7 +78,7 @@ class Checkers:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.adopted = 0
+        self.adopted = self.kept_jobs = 0
         self.dealt_anew = 0
         self.commits = 0
         self.last_commit_s = 0.0
@@ -183,7 +187,12 @@ class Checkers:
                 raise Violation("A2", f"{one.incarnation} worked before {membership.epoch}, and is a spare in it")
 
     def _nobody_stays(self, membership: Membership) -> None:
-        """A job begins anew only when no member of the one before lives: silence is not death."""
+        """A job begins anew only when no member of the one before lives: silence is not death.
+
+        Or when it was ended below its minimum: all that promised are in no epoch any more, the others are left out.
+        """
+        if self.lives and self.lives[-1].over is not None:
+            return
         for member in self.newest.members if self.newest is not None and self.lives[-1].final else ():
             process = self.world.groups.get(member.group)
             if process is None or process.incarnation != member.incarnation or not process.alive:
@@ -239,6 +248,8 @@ class Checkers:
         before = life.final.get(state.step - 1)
         if before is not None and (state.before is None or state.before.bits != before.bits):
             raise Violation("I1", f"{state.name} follows another entry than {before.name}, which is final")
+        if life.over is not None and state.step > life.over:
+            raise Violation("E1", f"step {state.step} is final, and the job was ended after step {life.over}")
         life.final[state.step] = state
         self.world.checkpoints.final(state, self._in_epoch.get(state.name.epoch))
         if before is not None:
@@ -287,6 +298,31 @@ class Checkers:
             raise Violation("I1", f"{rank.name} ends the run, and step {rank.step - 1} is not final")
         if final.bits != rank.state.bits:
             raise Violation("I4", f"{rank.name} ends the run with another state than {final.name}")
+
+    def kept(self, rank: Rank) -> None:
+        """A rank saves what it holds as the job ends: a whole job that starts from it misses nothing that is final.
+
+        It is the only one that does, and all of its group's ranks save the same.
+        """
+        state, known = rank.state, rank.group.machine.known
+        life = self.lives[-1] if known is None else self._lives[known.epoch]
+        if life is not self.lives[-1]:
+            raise Violation("E1", f"{rank.name} keeps {state.name} of a job that another one has followed")
+        newest = max(life.final, default=-1)
+        held: State | None = state
+        while held is not None and held.step > newest:
+            held = held.before
+        if newest in life.final and (held is None or held.bits != life.final[newest].bits):
+            raise Violation("E1", f"{rank.name} keeps {state.name}, and {life.final[newest].name} is final")
+        if life.over is not None and life.over != state.step:
+            raise Violation("E1", f"{rank.name} keeps step {state.step}, and the job was ended after step {life.over}")
+        incarnation, other = life.kept or (rank.group.incarnation, state)
+        if (incarnation, other.bits) != (rank.group.incarnation, state.bits):
+            raise Violation("E1", f"{rank.name} keeps {state.name}, and {incarnation} has kept {other.name}")
+        life.kept = (incarnation, other)
+        self.kept_jobs += 1
+        self.world.checkpoints.kept(state)
+        self.world.say(f"{rank.name} ({rank.group.incarnation}) keeps {state.name}")
 
     def overwrites(self, rank: Rank) -> None:
         """A rank takes a state from others: only a joiner may."""
@@ -340,6 +376,18 @@ class Checkers:
                 self._lags(lighthouse, str(fields["group"]), str(fields["incarnation"]))
         elif note.kind == "job_stopped" and "contradicts itself" in str(fields["reason"]):
             raise Violation("I1", str(fields["reason"]))
+        elif note.kind == "job_stopped" and fields.get("keep") and not fields["ok"]:
+            self._given_up(lighthouse)
+
+    def _given_up(self, lighthouse: Lighthouse) -> None:
+        """A job ends below its minimum, after the last step that anybody has promised to hold."""
+        machine = lighthouse.machine
+        assert machine.recovery is not None and machine.newest is not None
+        last = [promise.last for promise in machine.recovery.promises.values()]
+        life = self._lives[machine.newest.epoch]
+        life.over = max(entry.step if entry is not None else -1 for entry in last)
+        if max(life.final, default=-1) > life.over:
+            raise Violation("E1", f"step {max(life.final)} is final, and the job is ended after step {life.over}")
 
     def _blamed(self, lighthouse: Lighthouse, group: str, incarnation: str, detected_by: str) -> None:
         process = self.world.groups.get(group)

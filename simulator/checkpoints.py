@@ -56,6 +56,11 @@ class Checkpoints:
         if process is not None and process.alive and process.incarnation == lead.incarnation:
             self._disks[lead.group] = loaded(state.step + 1, state.bits)
 
+    def kept(self, state: State) -> None:
+        """What the job's last group saves as it ends, on a storage that all share: from then on each starts from it."""
+        for name in self.world.names:
+            self._disks[name] = loaded(state.step + 1, state.bits)
+
     # ------------------------------------------------------------ rule W11
 
     def hears(self, lighthouse: Lighthouse, stream: Stream, promise: m.Promise) -> None:

@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "who waits to join is forgotten with the job",
-        "lighthouse/changes",
+        "lighthouse/endings",
         "self.config = self.config or group.hello",
         "pass",
         seed=15,

@@ -338,6 +338,8 @@ class Rank(Process):
     def stop(self, answer: local.Answer) -> None:
         """The job ends."""
         assert answer.verdict == "stop", f"{self.name} is answered {answer.verdict}"
+        if answer.keep:
+            self.world.checkers.kept(self)
         machine = self.group.machine
         let_in = machine.known is not None or machine.healed  # else what it has loaded is its own affair
         if answer.ok and self.step == self.world.shape.until and not self.group.dismissed and let_in:

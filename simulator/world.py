@@ -101,7 +101,8 @@ class World:
 
     def ended(self, process: GroupProcess) -> None:
         """A group's processes are gone: whoever watches the nodes starts it again, unless its work is done."""
-        dismissed, stopped = process.dismissed, process.machine.stopped is not None
+        dismissed, word = process.dismissed, process.machine.stopped
+        stopped = word is not None and not word.quorum_lost  # else whoever watches starts the whole job again
         finished = process.exit_code == 0 and process.ranks[0].step == self.shape.until and not dismissed
         if finished or (stopped and not dismissed) or process.exit_code == exits.STOPPED:
             self.done = True

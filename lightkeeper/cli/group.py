@@ -81,6 +81,15 @@ OPTIONS: dict[str, Any] = {
     "form_timeout_s": _option(
         float, "--form-timeout-s", "Seconds that the process group of an epoch may take to form.", "budget / 2"
     ),
+    "quorum_wait_s": _option(
+        float,
+        "--quorum-wait-s",
+        "Seconds that the job may stand below --minimum before it ends and keeps its last step.",
+        "budget / 2",
+    ),
+    "stop_deadline_s": _option(
+        float, "--stop-deadline-s", "Seconds that the group which keeps the last step may take to end.", "5 budgets"
+    ),
     "start_budget_s": _option(
         float, "--start-budget-s", "Seconds by which groups, or nodes, may be started apart.", "10 budgets"
     ),

@@ -14,6 +14,7 @@ from lightkeeper.lighthouse.actions import Action, Activated, Close, Ended, Note
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.machine import Bounds, JobMachine
 from lightkeeper.lighthouse.names import Entry, Epoch, Membership, Term, origin
+from lightkeeper.lighthouse.notes import event
 
 BEAT_S = 0.25  # exact in binary, so that a lease of 2 s is eight beats
 FIRST = Term(1, "lh")
@@ -76,6 +77,7 @@ class World:
                 self._check_logged(action.message)
                 self.sent.setdefault(self.speakers[action.connection], []).append(action.message)
             elif isinstance(action, Note):
+                event(action)  # it must be one that can be written
                 self.notes.append(action)
             elif isinstance(action, Close):
                 self.closed.append(self.speakers[action.connection])

@@ -35,6 +35,8 @@ SHOWN_BY = {
     "evidence_s": "unit/test_evidence: a kill is put off by no more",
     "stall_floor_s": "unit/test_deadlines: the deadline of short steps",
     "form_timeout_s": "unit/test_gloo.test_a_build_nobody_joins_ends_by_its_time_out",
+    "quorum_wait_s": "test_quorum: the job ends as one and is kept",
+    "stop_deadline_s": "machines/test_group_keeps: a save that takes too long",
     "start_budget_s": "test_start_budget",
     "first_step_s": "unit/test_deadlines: a first step",
     "reduce_timeout_s": "unit/test_timeouts: what declared work is compared with",

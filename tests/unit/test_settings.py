@@ -20,7 +20,8 @@ GOOD: dict[str, Any] = {
     "outage_budget_s": 12.5, "host": "10.0.0.7", "bucket_mb": 0.5, "history_mb": 7.5,
     "fingerprint_every": 10, "nnodes": 2, "node_rank": 1, "manager": "n0.example:29500",
     "deal": "even", "slow": "evict", "notice_file": "/tmp/notice",
-    "evidence_s": 1.0, "stall_floor_s": 5.0, "form_timeout_s": 6.0, "start_budget_s": 200.0, "first_step_s": 130.0,
+    "evidence_s": 1.0, "stall_floor_s": 5.0, "form_timeout_s": 6.0, "quorum_wait_s": 4.0,
+    "stop_deadline_s": 150.0, "start_budget_s": 200.0, "first_step_s": 130.0,
     "reduce_timeout_s": 700.0, "collective_timeout_s": 1100.0,
 }  # fmt: skip
 

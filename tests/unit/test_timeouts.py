@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies
 
 from lightkeeper.errors import UsageError
 from lightkeeper.manager.settings import PREFIX, Settings, read_settings
-from lightkeeper.manager.timeouts import BUDGET, BUDGET_S_MAX, DERIVED, LEASE_PAIRS, PAIRS, Pair
+from lightkeeper.manager.timeouts import BUDGET, BUDGET_S_MAX, DERIVED, LEASE_PAIRS, MAY_BE_0, PAIRS, Pair
 
 BUDGETS = strategies.floats(1, BUDGET_S_MAX)
 
@@ -81,7 +81,8 @@ def test_the_line_says_what_where_from_why_and_what_to_do(given: dict[str, float
 
 
 def test_what_is_given_in_the_right_order_is_taken() -> None:
-    wanted = {"evidence_s": 1.0, "stall_floor_s": 5.0, "form_timeout_s": 7.0, "start_budget_s": 70.0,
+    wanted = {"evidence_s": 1.0, "stall_floor_s": 5.0, "form_timeout_s": 7.0, "quorum_wait_s": 0.0,
+              "stop_deadline_s": 65.0, "start_budget_s": 70.0,
               "first_step_s": 80.0, "reduce_timeout_s": 90.0, "collective_timeout_s": 100.0}  # fmt: skip
     assert wanted.keys() == DERIVED.keys()
     timeouts = read_settings({}, **wanted).timeouts
@@ -100,7 +101,10 @@ def test_what_is_derived_is_derived_again_under_another_number() -> None:
 @pytest.mark.parametrize("name", DERIVED)
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 1e12])
 def test_seconds_that_make_no_sense_are_refused(name: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"{name} .*: give seconds above 0"):
+    if name in MAY_BE_0 and value == 0.0:
+        assert getattr(Settings(**{name: value}).timeouts, name) == 0.0
+        return
+    with pytest.raises(UsageError, match=f"{name} .*: give (seconds above 0|0 or more seconds)"):
         Settings(**{name: value})
 
 
