@@ -28,6 +28,7 @@ _BY_KIND = {
     "network": "nothing, if it stays rare; else look at the links and switches between the named groups",
     "storage": "look at what all groups wait for: the storage, a licence or data server",
     "job": "fix the program: it raises in every group at that step, starting again would not help",
+    "quorum": "look why those who left, or never came, are not there",
     "operator": "nothing: it was asked for",
     "slow": "look first what else runs on {node}, then at its clocks and temperature; if it stays so: lightkeeper "
     "drain {group}",
@@ -72,6 +73,11 @@ def advice(
     else:
         words = _BY_KIND.get(key, _BY_KIND["unknown"])
     return _STACKS.get(words, words).format(**where) if not stacks else words.format(**where)
+
+
+def and_go_on(line: str, keeper: str) -> str:
+    """The same, and what comes after it where a job ended for want of groups; `keeper`: who kept its last step."""
+    return f"{line}; then start all groups again: the job goes on from the step that {keeper} kept" if keeper else line
 
 
 def _agreeing(kind: str, cause: str, signal: Signal) -> Collection[str]:

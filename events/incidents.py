@@ -69,6 +69,11 @@ class Cluster:
         kinds = (GroupLost, UserError, Stuck)
         return {event.group: event.incarnation for event in self.events if isinstance(event, kinds)}
 
+    @property
+    def keeper(self) -> str:
+        """Who was to keep the last step of a job that ended for want of groups; "" if it did not end so."""
+        return next((e.keep for e in self.events if isinstance(e, JobStopped) and e.keep and not e.ok), "")
+
     def about(self, event: Event) -> bool:
         """Whether an event is about an incarnation that this incident is about."""
         lost = self.lost

@@ -21,6 +21,7 @@ from lightkeeper.events.schema import (
     UserError,
 )
 from lightkeeper.events.summary import NORMAL_STEPS
+from lightkeeper.lighthouse.messages import QUORUM_LOST
 
 _ALL_RAISED = "the same exception in all groups"
 
@@ -68,7 +69,9 @@ def what_was_done(cluster: Cluster, events: Sequence[Event], guilty: set[str], a
         done.append(f"step {recovered[0].step} done by {', '.join(groups)}")
     done += [told for group in sorted(lost) if (told := _back(cluster, events, group))]
     stops = [event.reason for event in pick(cluster.events, JobStopped)]
-    if stops:
+    if (keeper := cluster.keeper) and stops:
+        done.append(f"{QUORUM_LOST}: the job ended, and {keeper} alone was to keep its last step")
+    elif stops:
         done.append(f"the job stopped: {stops[0] if all_alike else _stopped_for(cluster, stops[0])}")
     elif activated is None and not cluster.closed:
         done.append("nothing yet: it is not over")

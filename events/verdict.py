@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lightkeeper.events.advice import advice
+from lightkeeper.events.advice import advice, and_go_on
 from lightkeeper.events.ending import newest_run
 from lightkeeper.events.incidents import Cluster, clusters
 from lightkeeper.events.lineage import lineage, pick
@@ -48,7 +48,8 @@ class Culprit:
         rank: its rank, -1 if not known.
         node: host of that rank (or of its manager), "" if not known.
         kind: "killed", "exit", "exception", "frozen", "silent", "stuck", "inside" (its ranks lost each other),
-            "network", "storage", "job", "operator", "slow", "unknown".
+            "network", "storage", "job", "quorum" (too few groups, and none of them was lost), "operator", "slow",
+            "unknown".
         cause: what happened, in words.
         confidence: 0 to 1.
         since: wall time at which it began.
@@ -130,6 +131,10 @@ def _judge(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[
     step = _step(cluster, culprit.group)
     kept = (event.folder for event in pick(cluster.events, Evidence) if event.folder)
     told = sorted(found, key=lambda signal: (signal.group != culprit.group, -signal.weight))
+    do = advice(
+        culprit.kind, culprit.node, culprit.cause, told, culprit.group,
+        stacks=_has_stacks(cluster, culprit), up=_is_up(cluster, culprit, events),
+    )  # fmt: skip
     return Incident(
         culprit=culprit,
         others=others,
@@ -139,11 +144,8 @@ def _judge(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[
         done=what_was_done(cluster, events, {group for group in guilty if group}, culprit.kind == "job"),
         cost=costs(cluster, events, epoch_of),
         evidence=tuple(dict.fromkeys(kept)),
-        advice=advice(
-            culprit.kind, culprit.node, culprit.cause, told, culprit.group,
-            stacks=_has_stacks(cluster, culprit), up=_is_up(cluster, culprit, events),
-        ),
-    )  # fmt: skip
+        advice=and_go_on(do, cluster.keeper),
+    )
 
 
 def _has_stacks(cluster: Cluster, culprit: Culprit) -> bool:
@@ -201,6 +203,9 @@ def _nobody(cluster: Cluster, found: Sequence[Signal]) -> Culprit | None:
         return Culprit("", -1, "", "storage", cause, ALIKE, min(s.wall - s.since_s for s in stuck.values()))
     if not lost and not errors and not stuck and (nobody := _nothing_died(cluster, found, since)) is not None:
         return nobody
+    if cluster.keeper and not lost and not errors and all(signal.weight < GUILTY for signal in found):
+        (reason, *_) = [stop.reason for stop in pick(events, JobStopped)]
+        return Culprit("", -1, "", "quorum", reason, SURE_MAX, since)
     if found:
         return None
     stops = [stop.reason for stop in pick(events, JobStopped)]

@@ -23,6 +23,7 @@ _WHOSE = {
     "network": "nobody: the network",
     "storage": "nobody alone: all groups",
     "job": "the job itself: all groups",
+    "quorum": "nobody: too few groups are left",
     "unknown": "nobody is known",
 }
 

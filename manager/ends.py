@@ -153,11 +153,11 @@ class Ends(Answers):
         tell = Tell(m.Died(reason, -1, "", self.step))
         return [tell, *self._finish(exits.GAVE_UP, f"{reason}; start this group again")]
 
-    def _finish(self, exit_code: int, reason: str) -> list[Action]:
-        """Kills what is left of the group and ends."""
+    def _finish(self, exit_code: int, reason: str, why: str = "") -> list[Action]:
+        """Kills what is left of the group and ends; `why` is what its evidence is called, if not by the exit code."""
         if self.ending is not None:
             return []
-        why = self._word_for(exit_code)
+        why = why or self._word_for(exit_code)
         collect = [Collect(why, reason, self.step)] if why else []
         return [*collect, *self._end(exit_code, reason), Kill(reason)]  # the reason is said before anything is killed
 

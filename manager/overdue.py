@@ -72,8 +72,7 @@ class Overdues(Leaving):
         cause = (
             f"rank {ranks} has not ended {bound_s:g} s after it was told to keep step {self.step - 1} (stop_deadline_s)"
         )
-        collect = Collect("gave up", cause, self.step)
-        return [collect, *self._finish(exits.GAVE_UP if self.stopped.ok else self._stopped_code(), cause)]
+        return self._finish(exits.GAVE_UP if self.stopped.ok else self._stopped_code(), cause, "gave up")
 
     def _outlives(self, overdue: m.Overdue) -> list[Action]:
         """The job has ended, and a rank does not come to hear it."""

@@ -17,9 +17,23 @@ from torch import nn
 
 from lightkeeper.manager.faults import Fault
 from lightkeeper.manager.groups import GroupFailed
+from lightkeeper.manager.watch import Watcher
 
 if TYPE_CHECKING:
     from loops import Trace
+
+
+class _Keeper(Watcher):
+    """Notes that it is to keep the last committed step, and takes its time over that."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+
+    def keeps(self, reason: str) -> None:
+        manager, seconds = self.behaviour.manager, self.behaviour.words["keeps"]
+        self.behaviour.trace("keeps", manager.page.step - 1, manager._registry.fingerprint(), reason)
+        time.sleep(seconds)
+        self.behaviour.trace("kept")
 
 
 class Behaviour:
@@ -42,6 +56,8 @@ class Behaviour:
             self._count_collectives()
         if "die-serving" in self.words:
             self._die_serving()
+        if "keeps" in self.words:
+            manager.watch(_Keeper(self))
         self.batches = None
         if "stubborn-child" in self.words:  # a daemon: `multiprocessing` terminates it at exit, and waits for it
             multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()

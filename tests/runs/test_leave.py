@@ -150,15 +150,21 @@ def test_a_loader_worker_ends_when_its_trainer_says_so(job: Job) -> None:
 
 
 def test_sigterm_to_all_groups_ends_the_job_well(job: Job) -> None:
-    job.start_all(3, steps=STEPS, delay=0.03)
+    job.start_all(3, steps=STEPS, delay=0.03, behave="keeps")
     job.wait_for(schema.Committed, group="g1", step=3, within_s=60)
     for group in job.trainers:
         os.kill(job.trainers[group].pid or 0, signal.SIGTERM)
     facts = job.finish()
     assert facts.codes == {"g0": 0, "g1": 0, "g2": 0}, facts.said
     assert not facts.lost and not facts.all(schema.UserError)
-    assert facts.one(schema.JobStopped).ok
+    stopped = facts.one(schema.JobStopped)
+    assert stopped.ok
     assert max(facts.commits("g0")) < STEPS - 1
+    kept = {group: facts.traces[group].all("keeps") for group in job.trainers}
+    ((step, fingerprint, _),) = kept.pop(stopped.keep)
+    assert not any(kept.values()), "one group alone keeps what they have"
+    assert step == max(commits := facts.commits(stopped.keep)) and fingerprint == commits[step].fingerprint
+    assert step >= max(max(facts.commits(group)) for group in job.trainers) - 1, "all that is final"
 
 
 def test_sigterm_twice_to_a_trainer_ends_it_in_mid_step_and_nobody_is_blamed(job: Job) -> None:

@@ -461,6 +461,30 @@ def test_an_exception_of_the_only_group_that_is_left_is_that_groups() -> None:
     assert incident.done == ("the job stopped: g0 raised, and no other group was left",)
 
 
+QUORUM = of(JobStopped, 40, reason="quorum lost: g1, g2 lost: killed; ...", ok=False, keep="g0")
+
+
+def test_a_job_that_ended_for_want_of_groups_tells_who_was_lost_and_how_to_go_on() -> None:
+    events = [failed(1.0, "g0", "g1"), lost(1.1, "g1", KILLED, "manager"), lost(1.2, "g2", KILLED, "manager")]
+    incident = one(*events, QUORUM)
+    assert (incident.culprit.group, incident.culprit.kind) == ("g1", "killed")
+    assert [other.group for other in incident.others] == ["g2"]
+    assert incident.done == ("quorum lost: the job ended, and g0 alone was to keep its last step",)
+    assert incident.advice.endswith("; then start all groups again: the job goes on from the step that g0 kept")
+    assert "bug" not in " ".join(why.lines(incident))
+    assert "start all groups" not in one(*events, *over(2, ("g0",))).advice, "where it did not end"
+
+
+def test_if_those_who_are_missing_left_as_asked_nobody_is_to_blame() -> None:
+    left = [
+        of(Activated, 2, epoch=2, first_step=6, members=("g0", "g1"), cause="planned"),
+        begins(2.1, "groups have left; the job goes on with at least 3"), failed(2.2, "g0", epoch=2), QUORUM,
+    ]  # fmt: skip
+    incident = one(*left)
+    assert (incident.culprit.group, incident.culprit.kind) == ("", "quorum")
+    assert why.lines(incident)[0].startswith("nobody: too few groups are left: quorum lost: ")
+
+
 def test_each_recovery_is_an_incident_and_late_words_belong_to_the_first() -> None:
     found = incidents(
         [
