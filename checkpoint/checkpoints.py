@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 EXTRA = "lightkeeper-checkpoint"
 _SAVE, _STOP = 0, 1  # places in it: how many groups wish for it
 ALARM_AFTER = 3
+KEEP_SHARE = 0.9  # of the time that a group has which keeps the job's last step; the rest is for its end
 
 
 class NotSaved(ToldError):
@@ -254,9 +255,10 @@ class Checkpoints(Watcher):
         if not name.made:
             return
         self._copies.settle()
-        self._save_and_wait(name, self._budget_s)
-        self._final(name, f"the job ended, and this group kept its state: {reason}"[:300])
-        self._shared.wait_until_idle(self._budget_s)
+        until_s = time.monotonic() + KEEP_SHARE * self._manager.settings.timeouts.stop_deadline_s
+        self._final(name, f"the job ended, and this group was to keep its state: {reason.partition(':')[0]}"[:200])
+        self._save_and_wait(name, until_s - time.monotonic())
+        self._shared.wait_until_idle(until_s - time.monotonic())
         self._heed(time.monotonic())
         step = name.step + 1
         if self._manager.rank == 0:
