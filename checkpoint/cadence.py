@@ -18,6 +18,7 @@ SHORTEST_S = 10.0
 BESIDE_MAX = 0.5  # of the time, at most, a save is under way
 USUAL_STEPS = 32
 RETRY_S, RETRY_S_MAX = 1.0, 300.0
+_DOUBLINGS_MAX = 30  # beyond it the power is no float any more some day
 
 
 def interval_s(cost_s: float, failures: int, trained_s: float, mtbf_s: float) -> float:
@@ -123,7 +124,7 @@ class Cadence:
 
     def fails(self, now: float) -> float:
         """A save failed; returns the seconds until it is tried again."""
-        wait_s = min(RETRY_S * 2.0**self.failed, RETRY_S_MAX)
+        wait_s = min(RETRY_S * 2.0 ** min(self.failed, _DOUBLINGS_MAX), RETRY_S_MAX)
         self.failed += 1
         self._retry_at = now + wait_s
         self.begun_step, self.begun_at = -1, 0.0
