@@ -77,7 +77,8 @@ def advice(
 
 def and_go_on(line: str, keeper: str) -> str:
     """The same, and what comes after it where a job ended for want of groups; `keeper`: who kept its last step."""
-    return f"{line}; then start all groups again: the job goes on from the step that {keeper} kept" if keeper else line
+    where = f": the job goes on from the step that {keeper} kept" if keeper else ""
+    return f"{line}; then start all groups again{where}"
 
 
 def _agreeing(kind: str, cause: str, signal: Signal) -> Collection[str]:

@@ -32,7 +32,7 @@ from lightkeeper.events.schema import (
     Stuck,
     UserError,
 )
-from lightkeeper.lighthouse.messages import FIRST_EPOCH
+from lightkeeper.lighthouse.messages import FIRST_EPOCH, QUORUM_LOST
 
 OPENING = (GroupLost, UserError, Stuck, ReduceFailed, Evidence, Prepared, JobStopped)
 LATER = (LastPhases, Recovered, Fenced, Quarantined, ProcessEnded, OperatorFenced)
@@ -70,9 +70,10 @@ class Cluster:
         return {event.group: event.incarnation for event in self.events if isinstance(event, kinds)}
 
     @property
-    def keeper(self) -> str:
-        """Who was to keep the last step of a job that ended for want of groups; "" if it did not end so."""
-        return next((e.keep for e in self.events if isinstance(e, JobStopped) and e.keep and not e.ok), "")
+    def lost_quorum(self) -> JobStopped | None:
+        """How the job ended, if it did for want of groups."""
+        stops = (event for event in self.events if isinstance(event, JobStopped))
+        return next((stop for stop in stops if stop.reason.startswith(QUORUM_LOST)), None)
 
     def about(self, event: Event) -> bool:
         """Whether an event is about an incarnation that this incident is about."""

@@ -69,8 +69,9 @@ def what_was_done(cluster: Cluster, events: Sequence[Event], guilty: set[str], a
         done.append(f"step {recovered[0].step} done by {', '.join(groups)}")
     done += [told for group in sorted(lost) if (told := _back(cluster, events, group))]
     stops = [event.reason for event in pick(cluster.events, JobStopped)]
-    if (keeper := cluster.keeper) and stops:
-        done.append(f"{QUORUM_LOST}: the job ended, and {keeper} alone was to keep its last step")
+    if (quorum := cluster.lost_quorum) is not None:
+        keeps = f", and {quorum.keep} alone was to keep its last step" if quorum.keep else ""
+        done.append(f"{QUORUM_LOST}: the job ended{keeps}")
     elif stops:
         done.append(f"the job stopped: {stops[0] if all_alike else _stopped_for(cluster, stops[0])}")
     elif activated is None and not cluster.closed:

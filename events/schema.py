@@ -49,10 +49,7 @@ class ProcessEnded(Event, frozen=True, kw_only=True):
 
 
 class JobStopped(Event, frozen=True, kw_only=True):
-    """The job ends here, well (`ok`) or with its first cause; `keep` saves its last committed step, "" if nobody does.
-
-    If it ends so and not well, too few groups were left.
-    """
+    """The job ends here, well (`ok`) or with its first cause; `keep`, if any, saves its last committed step."""
 
     reason: str
     ok: bool

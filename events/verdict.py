@@ -144,7 +144,7 @@ def _judge(cluster: Cluster, events: Sequence[Event], epoch_of: dict[int, tuple[
         done=what_was_done(cluster, events, {group for group in guilty if group}, culprit.kind == "job"),
         cost=costs(cluster, events, epoch_of),
         evidence=tuple(dict.fromkeys(kept)),
-        advice=and_go_on(do, cluster.keeper),
+        advice=do if cluster.lost_quorum is None else and_go_on(do, cluster.lost_quorum.keep),
     )
 
 
@@ -203,9 +203,9 @@ def _nobody(cluster: Cluster, found: Sequence[Signal]) -> Culprit | None:
         return Culprit("", -1, "", "storage", cause, ALIKE, min(s.wall - s.since_s for s in stuck.values()))
     if not lost and not errors and not stuck and (nobody := _nothing_died(cluster, found, since)) is not None:
         return nobody
-    if cluster.keeper and not lost and not errors and all(signal.weight < GUILTY for signal in found):
-        (reason, *_) = [stop.reason for stop in pick(events, JobStopped)]
-        return Culprit("", -1, "", "quorum", reason, SURE_MAX, since)
+    quorum = cluster.lost_quorum
+    if quorum is not None and not lost and not errors and all(signal.weight < GUILTY for signal in found):
+        return Culprit("", -1, "", "quorum", quorum.reason, SURE_MAX, since)
     if found:
         return None
     stops = [stop.reason for stop in pick(events, JobStopped)]

@@ -4,8 +4,7 @@ When a house burns down one person carries the money box out, not each of those 
 whoever finds the box later finds one. Below the minimum it is the lowest slot of those who hold the newest entry that
 the promises name. Nobody can commit anything else in its place: all that promised are in no lower epoch any more, and
 whoever did not is left out. So what it keeps is as final as if an epoch had been activated from there. When all are
-asked to leave nobody has promised anything, and members may be one step apart: it is the lowest slot of those that seem
-furthest.
+asked to leave nobody has promised anything, and members may be one step apart: it is one that stays until the end.
 
 Rejected: that every group saves what it has before it gives up. Several of them would, of different steps.
 """
@@ -35,12 +34,15 @@ class Endings(Telling):
         wait_s = self._quorum_wait_s()
         if self.newest is None or self.stood_s is None or wait_s is None or now - self.stood_s < wait_s:
             return []
-        keeper = self.groups[self._furthest(concluded)]
-        return self._stop(self._quorum_lost(concluded, keeper.name, wait_s), False, keeper, quorum_lost=True)
+        keeper = self._furthest(concluded)
+        reason = self._quorum_lost(concluded, keeper, wait_s)
+        return self._stop(reason, False, self.groups[keeper] if keeper else None, quorum_lost=True)
 
     def _furthest(self, concluded: Conclusion) -> str:
-        """The lowest slot of those that hold the newest entry, by the promises."""
+        """The lowest slot of those that hold the newest entry, by the promises; empty if the job has made none."""
         assert self.recovery is not None
+        if concluded.entry is None or not concluded.entry.made:
+            return ""  # each has what it was started with
         last = {name: self.recovery.promises[name].last for name in concluded.members}
         return next(name for name in concluded.members if last[name] == concluded.entry)
 
@@ -49,12 +51,13 @@ class Endings(Telling):
         missing = self._who_is_missing(concluded.members) or self.recovery.cause
         names = ", ".join(few(concluded.members))
         left = f"{names} alone was" if len(concluded.members) == 1 else f"only {names} were"
-        step = concluded.first_step - 1
-        what = f"step {step}, the last one committed," if step >= 0 else "the state before step 0"
+        kept = (
+            f"{keeper} keeps step {concluded.first_step - 1}, the last one committed, if its script saves checkpoints"
+        )
         return (
             f"{m.QUORUM_LOST}: {missing[:MISSING_CHARS_MAX]}; of at least {self.config.minimum} groups {left} left for "
-            f"{wait_s:g} s; {keeper} keeps {what} if its script saves checkpoints; start all groups again, and the job "
-            "goes on from there"
+            f"{wait_s:g} s; {kept if keeper else 'no step was committed since the job began'}; start all groups again, "
+            "and the job goes on from there"
         )
 
     def _who_is_missing(self, staying: tuple[str, ...]) -> str:
@@ -91,7 +94,10 @@ class Endings(Telling):
     # ------------------------------------------------------------ asked to leave
 
     def _furthest_in_touch(self) -> Group | None:
-        """The lowest slot of the members in touch that are furthest on, by their promises or else by their beats."""
+        """The lowest slot of the members in touch that are furthest on, by their promises or else by their beats.
+
+        Who leaves by a planned change may have left, and the others be in that epoch: one that stays, if there is any.
+        """
 
         def step(group: Group) -> int:
             promise = None if self.recovery is None else self.recovery.promises.get(group.name)
@@ -100,7 +106,10 @@ class Endings(Telling):
             here = self.newest is not None and group.beat is not None and group.beat.epoch == self.newest.epoch.number
             return group.beat.step if here and group.beat is not None else 0
 
-        return max((group for group in self._members() if group.in_touch), key=step, default=None)
+        here = [group for group in self._members() if group.in_touch]
+        changes = (*self.prepared, *self.foreign)
+        stay = [g for g in here if all(planned.slot_of(g.name, g.incarnation) is not None for planned in changes)]
+        return max(stay or here, key=step, default=None)
 
     # ------------------------------------------------------------ the end
 

@@ -7,7 +7,7 @@ import signal
 USAGE = 2  # wrong input
 REFUSED = 103  # by the lighthouse
 FENCED = 104  # left out of the job
-GAVE_UP = 105  # waited for longer than the outage budget
+GAVE_UP = 105  # waited for longer than the outage budget, or too few groups were left
 STOPPED = 106  # the job stopped
 ORPHANED = 107  # a rank without its manager, a group that lost a node, or whose ranks lost each other
 ASKED = 128 + signal.SIGTERM  # asked twice to leave

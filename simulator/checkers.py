@@ -376,7 +376,7 @@ class Checkers:
                 self._lags(lighthouse, str(fields["group"]), str(fields["incarnation"]))
         elif note.kind == "job_stopped" and "contradicts itself" in str(fields["reason"]):
             raise Violation("I1", str(fields["reason"]))
-        elif note.kind == "job_stopped" and fields.get("keep") and not fields["ok"]:
+        elif note.kind == "job_stopped" and str(fields["reason"]).startswith(m.QUORUM_LOST):
             self._given_up(lighthouse)
 
     def _given_up(self, lighthouse: Lighthouse) -> None:

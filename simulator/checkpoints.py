@@ -59,7 +59,8 @@ class Checkpoints:
     def kept(self, state: State) -> None:
         """What the job's last group saves as it ends, on a storage that all share: from then on each starts from it."""
         for name in self.world.names:
-            self._disks[name] = loaded(state.step + 1, state.bits)
+            if self.of(name).step < state.step:
+                self._disks[name] = loaded(state.step + 1, state.bits)
 
     # ------------------------------------------------------------ rule W11
 

@@ -327,6 +327,7 @@ def settings_for(group: str, shape: Shape) -> Settings:
     return Settings(
         group=group, groups=shape.groups, minimum=shape.minimum, ranks=shape.ranks, nnodes=shape.nodes, token="t",
         outage_budget_s=shape.budget_s, start_window_s=shape.start_window_s,
+        quorum_wait_s=shape.quorum_wait_s,
         stall_floor_s=None if shape.watched else 0.99 * shape.budget_s,
         deal="speed" if shape.by_speed else "even",
         spares=shape.spares,

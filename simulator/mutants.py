@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from lightkeeper.simulator.mutations import MUTANTS as FIRST_MUTANTS
 from lightkeeper.simulator.mutations import UNNOTICED, Mutant
 from lightkeeper.simulator.mutations_of_checkpoints import OF_CHECKPOINTS
+from lightkeeper.simulator.mutations_of_quorum import OF_QUORUM
 from lightkeeper.simulator.mutations_of_spares import OF_SPARES
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ EVEN = {  # unless a mutant says otherwise
 }  # fmt: skip
 FAULTS = 18.0  # of a history on average, half as many again as in others
 
-MUTANTS = (*FIRST_MUTANTS, *OF_SPARES, *OF_CHECKPOINTS)
+MUTANTS = (*FIRST_MUTANTS, *OF_SPARES, *OF_CHECKPOINTS, *OF_QUORUM)
 
 
 @dataclass(frozen=True)

@@ -338,6 +338,10 @@ class Rank(Process):
     def stop(self, answer: local.Answer) -> None:
         """The job ends."""
         assert answer.verdict == "stop", f"{self.name} is answered {answer.verdict}"
+        if answer.keep and not answer.ok:
+            self.enter("checkpoint")
+            self.later(self.world.shape.save_s, self._has_kept, exits.STOPPED)
+            return
         if answer.keep:
             self.world.checkers.kept(self)
         machine = self.group.machine
@@ -345,6 +349,11 @@ class Rank(Process):
         if answer.ok and self.step == self.world.shape.until and not self.group.dismissed and let_in:
             self.world.checkers.finished(self)
         self._exit(0 if answer.ok else exits.STOPPED)
+
+    def _has_kept(self, code: int) -> None:
+        """Its save is done."""
+        self.world.checkers.kept(self)
+        self._exit(code)
 
     def _exit(self, code: int) -> None:
         self.enter("ended")

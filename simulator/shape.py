@@ -44,6 +44,8 @@ class Shape:
         last_to_work: how many of the groups, from the first on, have the role of a spare.
         saves: every how many steps whoever leads writes a checkpoint, from which its group is started again; 0: never.
         resumed: with how many steps behind its state each group is started first; empty: none has any.
+        quorum_wait_s: how long the job may stand below its minimum, as in `Settings`; None: as it is derived.
+        save_s: how long a group takes to save the last step of a job that ends for want of groups.
         unlike: how many of the groups, from the first on, are started with another state than all others.
     """
 
@@ -76,6 +78,8 @@ class Shape:
     last_to_work: int = 0
     saves: int = 0
     resumed: tuple[int, ...] = ()
+    quorum_wait_s: float | None = None
+    save_s: float = 0.5
     unlike: int = 0
     watched: bool = False
 

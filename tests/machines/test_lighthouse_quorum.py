@@ -83,6 +83,15 @@ def test_who_was_lost_in_an_earlier_epoch_is_named_too() -> None:
     assert "g0 keeps step 7, the last one committed," in reason
 
 
+def test_a_job_that_has_committed_nothing_has_nothing_to_keep() -> None:
+    world = running()
+    lose(world, "g1", "g2")
+    world.promise("g0")
+    world.pass_s(WAIT_S, {"g0": 0})
+    told = stop(world, "g0")
+    assert told.quorum_lost and not told.keep and "no step was committed since the job began" in told.reason
+
+
 def test_with_nothing_to_wait_it_ends_at_once_and_if_nothing_was_said_never() -> None:
     assert stop(survivor(wait_s=0.0), "g0").keep == "g0"
     world = survivor(wait_s=None)
@@ -289,25 +298,38 @@ def test_if_those_who_are_missing_left_as_asked_nobody_is_called_lost() -> None:
 # ---------------------------------------------------------------- all asked to leave
 
 
-def test_when_all_are_asked_to_leave_the_lowest_slot_of_those_furthest_on_keeps_it() -> None:
-    for steps, keeper in (((6, 6, 6), "g0"), ((5, 6, 6), "g1"), ((6, 5, 6), "g0")):
-        world = running()
-        for i, step in enumerate(steps):
-            world.beat(f"g{i}", step)
-        for group in ("g2", "g0", "g1"):
-            world.say(group, m.Leave("SIGTERM"))
-        told = [stop(world, group) for group in ("g0", "g1", "g2")]
-        assert all(one.ok and not one.quorum_lost for one in told)
-        assert [one.keep for one in told] == [keeper if f"g{i}" == keeper else "" for i in range(3)]
-        assert world.noted("job_stopped")[0]["keep"] == keeper
+def test_when_all_are_asked_to_leave_one_keeps_it_that_no_planned_change_has_leave() -> None:
+    world = running(groups=3, minimum=1)
+    for group in ("g0", "g1", "g2"):
+        world.beat(group, 6)
+    world.say("g2", m.Leave("SIGTERM"))
+    assert world.planned("g1").groups == ("g0", "g1"), "the entries may put it in force at any moment"
+    world.say("g0", m.Leave("SIGTERM"))
+    assert world.planned("g1").groups == ("g1",)
+    world.say("g1", m.Leave("SIGTERM"))
+    told = {group: stop(world, group) for group in ("g0", "g1", "g2")}
+    assert all(one.ok and not one.quorum_lost for one in told.values())
+    assert {group: one.keep for group, one in told.items()} == {"g0": "", "g1": "g1", "g2": ""}
+    assert world.noted("job_stopped")[0]["keep"] == "g1"
+
+
+@pytest.mark.parametrize(("steps", "keeper"), [((6, 6, 6), "g0"), ((5, 6, 6), "g1"), ((6, 5, 6), "g0")])
+def test_if_none_was_prepared_the_lowest_slot_of_those_furthest_on_does(steps: tuple[int, ...], keeper: str) -> None:
+    world = running(groups=3, minimum=1)
+    for i, step in enumerate(steps):
+        world.beat(f"g{i}", step)
+    for group in ("g2", "g0"):
+        world.machine.groups[group].leaving = "SIGTERM"  # by another lighthouse's streams: nothing was prepared here
+    world.say("g1", m.Leave("SIGTERM"))
+    assert world.noted("job_stopped")[0]["keep"] == keeper == stop(world, keeper).keep
 
 
 def test_who_has_said_nothing_of_this_epoch_is_not_furthest() -> None:
     world = running(groups=2, minimum=1)
     world.beat("g0", 40, epoch=0)
     world.beat("g1", 6)
-    for group in ("g0", "g1"):
-        world.say(group, m.Leave("SIGTERM"))
+    world.machine.groups["g0"].leaving = "SIGTERM"
+    world.say("g1", m.Leave("SIGTERM"))
     assert stop(world, "g1").keep == "g1"
 
 

@@ -12,6 +12,7 @@ from lightkeeper.lighthouse.actions import Activated, Note
 from lightkeeper.lighthouse.group import Group
 from lightkeeper.lighthouse.log import JobHistory
 from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term, origin
+from lightkeeper.lighthouse.recovery import Recovery
 from lightkeeper.manager import local
 from lightkeeper.manager.actions import Tell, ToRanks
 from lightkeeper.simulator.checkers import Checkers, Violation
@@ -180,6 +181,66 @@ def test_i1_a_job_begins_anew_only_when_no_member_of_the_one_before_lives(bench:
         bench.checkers._in_force(membership(E2, "g0", "g1"))
     process.machine.died = m.Died("rank 0 was killed by SIGKILL", 0, "reduce", 0)
     bench.checkers._in_force(membership(E2, "g0", "g1"))
+
+
+def saves(bench: Bench, group: str, state: State) -> None:
+    """A rank of a group saves its state as the job ends."""
+    machine = SimpleNamespace(known=bench.checkers._in_epoch[E1])
+    process = SimpleNamespace(incarnation=f"{group}-i1", machine=machine)
+    rank: Any = SimpleNamespace(name=f"{group}/0", state=state, group=process)
+    bench.checkers.kept(rank)
+
+
+def given_up(bench: Bench, **steps: int) -> None:
+    """A lighthouse ends the job below its minimum, after promises of these steps."""
+    machine = bench.lighthouse.machine
+    machine.newest = bench.checkers.newest
+    machine.recovery = Recovery(E2, "g1 was lost", 0.0, frozenset(steps))
+    machine.recovery.promises.update(
+        {g: m.Promise(E2, last=Entry(E1, s) if s >= 0 else None) for g, s in steps.items()}
+    )
+    note = Note("job_stopped", {"reason": "quorum lost: g1 lost", "ok": False, "keep": "g0"})
+    bench.checkers.noted(bench.lighthouse, note)
+
+
+def test_e1_what_is_kept_has_every_final_step(bench: Bench) -> None:
+    first, second = bench.entry(0), bench.entry(1)
+    bench.reduces(E1, 0, START, START)
+    bench.reduces(E1, 1, bench.state(first), bench.state(first))
+    with breaks("E1"):
+        saves(bench, "g0", START)
+    with breaks("E1"):
+        saves(bench, "g0", bench.state(bench.entry(0, serial=7)))
+    saves(bench, "g0", bench.state(first, second))
+    saves(bench, "g0", bench.state(first, second))  # another rank of it
+    with breaks("E1"):
+        saves(bench, "g1", bench.state(first, second))
+
+
+def test_e1_a_job_that_was_ended_goes_on_nowhere_and_the_newest_step_that_was_promised_is_kept(bench: Bench) -> None:
+    first = bench.entry(0)
+    bench.reduces(E1, 0, START, START)
+    given_up(bench, g0=0, g1=-1)
+    with breaks("E1"):
+        saves(bench, "g1", START)
+    saves(bench, "g0", bench.state(first))
+    bench.reduces(E1, 1, bench.state(first), bench.state(first))
+    both = bench.state(first, bench.entry(1))
+    with breaks("E1"):
+        bench.reduces(E1, 2, both, both)
+
+
+def test_e1_a_job_is_not_ended_before_a_step_that_is_final_nor_kept_once_another_has_begun(bench: Bench) -> None:
+    first = bench.entry(0)
+    bench.reduces(E1, 0, START, START)
+    bench.reduces(E1, 1, bench.state(first), bench.state(first))
+    with breaks("E1"):
+        given_up(bench, g0=-1)
+    given_up(bench, g0=0)
+    bench.world.groups["g0"].machine.known = bench.checkers.newest
+    bench.checkers._in_force(membership(E2, "g0", "g1"))  # though g0 lives: all that promised are in no epoch any more
+    with breaks("E1"):
+        saves(bench, "g0", bench.state(first))
 
 
 def begins(bench: Bench, *members: str, **held: Entry | None) -> None:
