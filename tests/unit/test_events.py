@@ -15,6 +15,7 @@ import pytest
 from lightkeeper.errors import RunFolderError
 from lightkeeper.events import EventLog, follow, read_run, schema
 from lightkeeper.events import writer as writer_module
+from lightkeeper.events.header import tag
 from lightkeeper.events.reader import decode, in_order
 from lightkeeper.events.schema import Committed, Event, GroupLost, RunStarted, Unknown, UserError
 from lightkeeper.events.writer import file_name, tail_text
@@ -293,7 +294,7 @@ def test_events_import_no_torch() -> None:
 def test_every_kind_is_documented() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "events.md").read_text()
     for kind in schema.KINDS:
-        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{schema._tag(kind.__name__)}` |")]
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{tag(kind.__name__)}` |")]
         own = set(kind.__struct_fields__) - set(Event.__struct_fields__)
         assert all(f"`{name}`" in row for name in own), f"docs/events.md lacks fields of {kind.__name__}"
 
