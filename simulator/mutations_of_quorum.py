@@ -25,6 +25,7 @@ OF_QUORUM: tuple[Mutant, ...] = (
         "        if (enough and unheard(self.newest, promises) is not None) or not self._may_leave_out():",
         favoured=("leave", "cut_control", "fail_reduces", "kill_group", "freeze_group"),
         shape={**FEW, "groups": 3, "minimum": 2},
+        seed=105,
     ),
     Mutant(
         "a lighthouse that does not reign ends a job below its minimum",
