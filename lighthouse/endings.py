@@ -11,6 +11,7 @@ Rejected: that every group saves what it has before it gives up. Several of them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lightkeeper.lighthouse import messages as m
@@ -63,20 +64,21 @@ class Endings(Telling):
     def _who_is_missing(self, staying: tuple[str, ...]) -> str:
         """Who is not there, and why: members of the newest epoch, and whoever was lost or has left before it."""
         assert self.newest is not None
-        why: dict[str, list[str]] = {}
+        why = self._members_without(staying)
         for group in self.groups.values():
             if group.name in staying or group.name in self.newest.groups or group.gone is None:
                 continue
             if group.gone.detected_by != "refused":
                 left = group.gone.detected_by == "left"
                 why.setdefault(group.gone.cause if left else f"lost: {group.gone.cause}", []).append(group.name)
-        earlier = [f"{', '.join(few(names))} {reason}" for reason, names in why.items()]
         coming = [group.name for group in self._outside() if group.name not in staying]
-        late = [f"{', '.join(few(coming))} had not caught up"] if coming else []
-        return "; ".join([*filter(None, [self._why_without(staying)]), *earlier, *late])
+        return _in_words({**why, **({"had not caught up": coming} if coming else {})})
 
     def _why_without(self, staying: tuple[str, ...]) -> str:
         """Who of the newest epoch is left out, and why, whatever began the recovery; empty if nobody is."""
+        return _in_words(self._members_without(staying))
+
+    def _members_without(self, staying: tuple[str, ...]) -> dict[str, list[str]]:
         why: dict[str, list[str]] = {}
         for member in self.newest.members if self.newest else ():
             if member.group in staying:
@@ -89,7 +91,7 @@ class Endings(Telling):
             else:
                 reason = group.gone.cause if group.gone.detected_by == "left" else f"lost: {group.gone.cause}"
             why.setdefault(reason, []).append(member.group)
-        return "; ".join(f"{', '.join(few(names))} {reason}" for reason, names in why.items())
+        return why
 
     # ------------------------------------------------------------ asked to leave
 
@@ -161,7 +163,7 @@ class Endings(Telling):
         return self._stop(f"{who} at step {error.step}, a bug of the job: {what}", ok=False)
 
     def _stop(self, reason: str, ok: bool, keeper: Group | None = None, quorum_lost: bool = False) -> list[Action]:
-        keep, self.keeper = ("", None) if keeper is None else (keeper.name, keeper.incarnation)
+        keep, self.keeper = ("", None) if keeper is None else (keeper.name, (keeper.name, keeper.incarnation))
         self.stopped = m.Stop(reason, ok, keep, quorum_lost)
         self._break_off(ok)
         told = {"reason": reason, "ok": ok, **({"keep": keep} if keep else {})}
@@ -170,7 +172,7 @@ class Endings(Telling):
     def _last_word(self, group: Group) -> m.Stop:
         """What a group is told of the end. One that was started again since has nothing to keep."""
         assert self.stopped is not None
-        return self.stopped if group.incarnation == self.keeper else replace(self.stopped, keep="")
+        return self.stopped if (group.name, group.incarnation) == self.keeper else replace(self.stopped, keep="")
 
     def _end(self, now: float) -> list[Action]:
         """The job has stopped: tell whoever still waits, and forget it once nobody is there or may return."""
@@ -193,3 +195,7 @@ class Endings(Telling):
             self._clear()
             self.groups.clear()
         return actions
+
+
+def _in_words(why: Mapping[str, list[str]]) -> str:
+    return "; ".join(f"{', '.join(few(names))} {reason}" for reason, names in why.items())

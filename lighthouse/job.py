@@ -131,7 +131,7 @@ class Job:
         self.first_failure = ""
         self.errors: dict[str, m.UserError] = {}
         self.stopped: m.Stop | None = None
-        self.keeper: str | None = None  # the incarnation that keeps the last committed step
+        self.keeper: tuple[str, str] | None = None  # the group, and incarnation, that keeps the last committed step
         self.told_to_stop = False
         self.stood_s: float | None = None  # since when it stands below its minimum
         self.copied: int | None = None

@@ -90,7 +90,8 @@ def _answer(answer: local.Answer) -> str:
         assert answer.source is not None
         return f"heal before step {answer.source.step} from {' '.join(name for name, _ in answer.source.donors)}"
     if answer.verdict == "stop":
-        return f"stop ({'well' if answer.ok else 'not well'}): {answer.reason}"
+        keep = ", keep what is committed" if answer.keep else ""
+        return f"stop ({'well' if answer.ok else 'not well'}){keep}: {answer.reason}"
     return f"{answer.verdict} at step {answer.step}"
 
 
@@ -138,7 +139,7 @@ _WORDS: dict[type, Callable[[Any], str | None]] = {
     m.Prepare: _prepare,
     m.Activate: _activate,
     m.Fence: lambda fence: f"Fence: {fence.reason}",
-    m.Stop: lambda stop: f"Stop: {stop.reason}",
+    m.Stop: lambda stop: f"Stop{', and keep it' if stop.keep else ''}: {stop.reason}",
     m.Waiting: lambda waiting: f"Waiting for {', '.join(waiting.whom)}: {waiting.why}",
     m.Outside: lambda outside: f"Outside, {outside.why}" if outside.why else None,
     m.Stands: lambda stands: f"Stands: e{stands.epoch.number}",
