@@ -10,6 +10,7 @@ import msgspec
 
 from lightkeeper.events import ending, lineage, summary
 from lightkeeper.events.reader import Torn
+from lightkeeper.events.of_checkpoints import CheckpointFailed, CheckpointLoaded, CheckpointSaved
 from lightkeeper.events.schema import Event, FaultInjected, Finished, Parked, Promoted, Unknown, kind_of
 from lightkeeper.words import counted, shown
 
@@ -82,7 +83,7 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
         text = f"{end.words or 'has not ended'}; {settled} steps are settled"
         lines.append(_row("the run", "" if end.well else "no", "", text))
     lines.append(_row("groups lost", "", "", _lost(events, end.broken_off)))
-    lines += _benched(events)
+    lines += _benched(events) + _checkpoints(events)
     rules: dict[str, summary.Finding | str] = {
         "detected after (s)": summary.detected_after(events) if faulty else "no fault was injected",
         "steps lost": summary.steps_lost(events),
@@ -122,6 +123,20 @@ def _benched(events: Sequence[Event]) -> list[str]:
         names = sorted({event.group for event in parked})
         lines.append(_row("groups parked", "", str(len(names)), ", ".join(names)))
     return lines
+
+
+def _checkpoints(events: Sequence[Event]) -> list[str]:
+    """What was saved and loaded; nothing of a run without checkpoints."""
+    told = []
+    if loaded := lineage.pick(events, CheckpointLoaded):
+        told.append(f"begun at step {max(event.step for event in loaded)}")
+    if saved := lineage.pick(events, CheckpointSaved):
+        newest = max(saved, key=lambda event: event.step)
+        size = f"{newest.bytes / (1 << 20):.1f} MiB in {newest.write_s:.1f} s"
+        told.append(f"the newest of step {newest.step} ({newest.tier}, {size})")
+    if failed := lineage.pick(events, CheckpointFailed):
+        told.append(f"{counted(len(failed), 'save')} failed or late, last: {failed[-1].reason}")
+    return [_row("checkpoints saved", "", str(len(saved)), "; ".join(told))] if told else []
 
 
 def rejoin_in_words(rejoin: summary.Rejoin) -> str:

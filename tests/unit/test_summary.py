@@ -285,3 +285,25 @@ def test_goodput_counts_a_stall_and_not_a_slower_pace() -> None:
         at_s += 7.3 if step == 11 else 0.0
         run.append(commit("g0", step, {"g0": ()}, 1 if step <= 10 else 2, mono_ns=int(at_s * 1e9)))
     assert summary.goodput(run).value == pytest.approx(40.0 / 47.3)
+
+
+def test_checkpoints_are_told_of_a_run_that_has_any() -> None:
+    def saved(step: int) -> schema.Event:
+        return schema.CheckpointSaved(
+            step=step, epoch=1, term=1, tier="shared", path="/c", bytes=3 << 20, copy_s=0.1, write_s=0.25, loaded=True,
+            final="f",
+        )  # fmt: skip
+
+    def row(events: list[schema.Event]) -> list[str]:
+        return [line for line in pretty.summary_lines(events)[0] if line.startswith("checkpoints saved")]
+
+    assert row(good_run()) == []
+    failed = schema.CheckpointFailed(step=9, tier="shared", reason="no space left on device", failures=1)
+    loaded = schema.CheckpointLoaded(
+        step=4, tier="local", path="/l", bytes=1, seconds=0.1, compared=True, restarts=1
+    )  # fmt: skip
+    (found,) = row([*good_run(), loaded, saved(6), failed, saved(8)])
+    assert " ".join(found.split()) == (
+        "checkpoints saved 2 begun at step 4; the newest of step 8 (shared, 3.0 MiB in 0.2 s); "
+        "1 save failed or late, last: no space left on device"
+    )
