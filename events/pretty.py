@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from lightkeeper.events import ending, lineage, summary
-from lightkeeper.events.reader import Torn
 from lightkeeper.events.of_checkpoints import CheckpointFailed, CheckpointLoaded, CheckpointSaved
+from lightkeeper.events.reader import Torn
 from lightkeeper.events.schema import Event, FaultInjected, Finished, Parked, Promoted, Unknown, kind_of
 from lightkeeper.words import counted, shown
 
