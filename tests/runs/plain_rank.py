@@ -25,7 +25,8 @@ class PlainRank:
     """One rank.
 
     Args:
-        options: ``trace`` (a file; the rank is appended), ``steps``, ``delay``, ``child``.
+        options: ``trace`` (a file; the rank is appended), ``steps``, ``delay``, ``child``, ``saves`` (seconds that the
+            last rank takes to save the last committed step, where the group is to keep it).
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -99,11 +100,23 @@ class PlainRank:
             else:
                 assert answer.verdict == "stop", answer
                 self.note("stop", ok=answer.ok, reason=answer.reason)
+                if answer.keep:
+                    self._keep(step)
                 sys.exit(0 if answer.ok else 1)
+
+    def _keep(self, step: int) -> None:
+        """The last rank takes its time, and beats as a real one does."""
+        self.page.enter("checkpoint", step, expected_s=300.0)
+        last = self.rank == int(os.environ["WORLD_SIZE"]) - 1
+        until = time.monotonic() + (self.options["saves"] if last else 0.0)
+        while time.monotonic() < until:
+            self.page.beat()
+            time.sleep(0.1)
+        self.note("kept", step=step - 1)
 
 
 if __name__ == "__main__":
-    given = {"steps": 20, "delay": 0.02, "child": False, **json.loads(sys.argv[1])}
+    given = {"steps": 20, "delay": 0.02, "child": False, "saves": 0.0, **json.loads(sys.argv[1])}
     if given["child"]:
         subprocess.Popen(["sleep", "1000"])
     PlainRank(given).train()

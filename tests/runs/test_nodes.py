@@ -245,3 +245,23 @@ def test_a_node_that_cannot_come_says_why_in_one_line(job: NodeJob) -> None:
         "agent g3/1: asked to leave (SIGTERM): looks for the manager of g3 for up to 5 s, to say so",
     ]
     assert not job.left_over()
+
+
+@pytest.mark.long
+def test_the_group_that_keeps_the_last_step_waits_for_its_ranks_on_all_nodes(job: NodeJob) -> None:
+    """Longer than a lease, and than the other ranks take; then all of its nodes end alike."""
+    job.settings.update(minimum=2)
+    job.start_lighthouse("--lease-s", "1")
+    for node in (1, 0):
+        job.start_node("g0", node, settings={"quorum_wait_s": 1}, ranks=2, steps=STEPS, saves=4.0)
+    job.start_node("g1", settings={"quorum_wait_s": 1}, nnodes=1, ranks=4, steps=STEPS)
+    for rank in range(4):
+        job.await_step("g0", rank, 3)
+    os.kill(job.pid_of("g1", 2), signal.SIGKILL)
+    facts = job.finish()
+    assert facts.codes == {"g0": 105, "g0.1": 105, "g1": 137}
+    last = job.traced("g0", 0)[-1]["step"]
+    assert [job.traced("g0", rank, "kept") for rank in range(4)] == [[{"kind": "kept", "step": last}]] * 4
+    stopped = facts.one(schema.JobStopped)
+    assert stopped.keep == "g0" and stopped.reason.startswith("quorum lost: g1 lost: rank 2 was killed by SIGKILL")
+    assert "ends with exit code 105: quorum lost" in facts.said["g0.1"]
