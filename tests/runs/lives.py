@@ -123,11 +123,11 @@ class Lives:
         until_s, files = time.monotonic() + draw.uniform(0, 1.5), draw.randint(1, 5)
         comes = {
             "any": lambda: time.monotonic() >= until_s,
-            "saving": lambda: _files_being_saved(self.checkpoints) >= files,
+            "saving": lambda: files_being_saved(self.checkpoints) >= files,
             "publishing": lambda: any(self.checkpoints.glob(f".saving-*/{MARKER}")),
             "pruning": lambda: any(self.checkpoints.glob(".dropped-*")),
         }[moment]
-        _poll(comes, STRIKE_S_MAX)
+        poll(comes, STRIKE_S_MAX)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -175,6 +175,7 @@ class Lives:
         """
         scalars = dict(map(tuple, gold.scalars))
         tallies: dict[int, str] = {}
+        buffers: dict[int, set[str]] = {}
         for job in self.jobs[first:]:
             for path in sorted(job.folder.glob("trace-*")):
                 traced = read_trace(path)
@@ -182,12 +183,24 @@ class Lives:
                     assert found == gold.digests[step], f"{path}: the state after step {step} is another"
                 for step, text in traced.all("scalars"):
                     assert text == scalars[step], f"{path}: step {step}: {text}"
-                for begun, found, text, tally, _ in traced.all("loaded"):
+                for begun, found, text, tally, statistics in traced.all("loaded"):
                     if begun:
                         assert found == gold.digests[begun - 1] and text == scalars[begun - 1], path
+                        assert first or statistics in buffers[begun - 1], f"{path}: of another step than {begun}"
                     assert tally == begun, path
+                for step, statistics in traced.all("buffers"):
+                    buffers.setdefault(step, set()).add(statistics)
                 for step, *tally in traced.all("tally"):
                     assert tallies.setdefault(step, str(tally)) == str(tally) and tally[0] == step + 1, path
+
+    def wait_saved(self, count: int = 1, within_s: float = 60.0) -> list[schema.CheckpointSaved]:
+        """The checkpoints of the newest job, once there are so many."""
+
+        def saved() -> list[schema.CheckpointSaved]:
+            return [e for e in self.job.events() if isinstance(e, schema.CheckpointSaved)]
+
+        self.job.until(lambda: len(saved()) >= count, f"{count} checkpoints", within_s)
+        return saved()
 
     def finish(self, **how: Any) -> Facts:
         """The newest job's end."""
@@ -209,11 +222,13 @@ def loaded(job: Job) -> dict[str, int]:
     return found
 
 
-def _files_being_saved(folder: Path) -> int:
+def files_being_saved(folder: Path) -> int:
+    """How many files the fullest folder has that is no checkpoint yet."""
     return max((sum(1 for _ in path.glob("*")) for path in folder.glob(".saving-*")), default=0)
 
 
-def _poll(comes: Callable[[], bool], within_s: float) -> None:
+def poll(comes: Callable[[], bool], within_s: float = STRIKE_S_MAX) -> None:
+    """Returns as soon as something is so, which may last for some milliseconds only."""
     end = time.monotonic() + within_s
     while not comes():
         assert time.monotonic() < end, "the moment did not come"

@@ -11,7 +11,9 @@ from lives import MOMENTS, Death, Lives, loaded
 from lightkeeper.events import schema
 
 EVERY, KEEP = 20, 2
-OPTIONS = {"warm_up": 12, "microbatches": 3, "delay": 0.005, "slow_save": 0.02, "dropout": 0.5}
+OPTIONS = {
+    "warm_up": 12, "microbatches": 3, "delay": 0.005, "slow_save": 0.02, "dropout": 0.5, "batch_norm": True,
+}  # fmt: skip
 
 
 def check_death(before: Death | None, death: Death) -> None:
