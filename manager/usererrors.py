@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TextIO
 
 import torch.distributed as dist
 
@@ -32,14 +33,16 @@ def report_exceptions(
 ) -> None:
     """Sends a `RankError` for an exception that nothing catches, then lets Python print it as always.
 
+    What a person can put right is told in one line, and ends the process with its own code.
+
     Args:
         send: sends it to the group's manager.
         step: the step at which the rank is.
         quiet: exceptions that are not the user's: the manager knows of them.
     """
+    stream = sys.stderr  # as in `tell_in_one_line`
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        told = isinstance(error, ToldError)
         if not issubclass(kind, KeyboardInterrupt) and not isinstance(error, quiet):
             text = "".join(traceback.format_exception(kind, error, trace))
             send(
@@ -52,12 +55,12 @@ def report_exceptions(
                     broken=is_broken(error),
                 )
             )
-        if not told:
-            _previous(kind, error, trace)
-        elif isinstance(error, quiet):
+        if isinstance(error, quiet):
             say(f"lightkeeper: {error}")
+        elif isinstance(error, ToldError):
+            _tell_and_end(error, trace, stream)
         else:
-            _tell(error, trace)
+            _previous(kind, error, trace)
 
     sys.excepthook = hook
 
@@ -73,18 +76,18 @@ def tell_in_one_line() -> None:
         if not isinstance(error, ToldError):
             _previous(kind, error, trace)
             return
-        with contextlib.redirect_stderr(stream):
-            _tell(error, trace)
-        if error.exit_code != 1:
-            raise SystemExit(error.exit_code)  # out of this hook, that is what Python ends with
+        _tell_and_end(error, trace, stream)
 
     sys.excepthook = hook
 
 
-def _tell(error: BaseException, trace: TracebackType | None) -> None:
+def _tell_and_end(error: ToldError, trace: TracebackType | None, stream: TextIO) -> None:
     """One line, no traceback, but with the place in the user's own code."""
     where = user_frame(trace)
-    say(f"lightkeeper: {error}{f' ({where})' if where else ''}")
+    with contextlib.redirect_stderr(stream):
+        say(f"lightkeeper: {error}{f' ({where})' if where else ''}")
+    if error.exit_code != 1:
+        raise SystemExit(error.exit_code)  # out of this hook, that is what Python ends with
 
 
 def is_broken(error: BaseException | None) -> bool:

@@ -75,14 +75,17 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back after the test
 
 
-def told(error: type[Exception], do: object, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the hook prints for the exception that `do` raises."""
+def told(error: type[Exception], do: object, capsys: pytest.CaptureFixture[str], ends_with: int | None = None) -> str:
+    """What the hook prints for the exception that `do` raises; with which code it ends the process, if it does."""
+    code = None
     with pytest.raises(error) as raised:
         do()  # type: ignore[operator]
     try:
         sys.excepthook(raised.type, raised.value, raised.tb)
     except SystemExit as end:
         assert issubclass(error, ToldError) and end.code == error.exit_code == 2
+        code = end.code
+    assert code == ends_with
     return capsys.readouterr().err
 
 
@@ -106,7 +109,7 @@ def wrong_extras() -> dict[str, object]:
 def test_a_wrong_extra_is_told_in_one_line_with_its_place(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     sent: list[local.RankError] = []
     report_exceptions(sent.append, lambda: 3, quiet=(JobStopped,))
-    said = told(UsageError, wrong_extras()[line], capsys)
+    said = told(UsageError, wrong_extras()[line], capsys, ends_with=2)
     assert said.startswith(f"lightkeeper: {line} (test_usererrors.py:") and said.count("\n") == 1
     assert (sent[0].step, sent[0].message) == (3, line) and "Traceback" in sent[0].traceback
 
@@ -132,7 +135,8 @@ def test_what_is_wrong_before_there_is_a_manager_is_told_in_one_line_too(
 ) -> None:
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     monkeypatch.setenv("LIGHTKEEPER_TOKEN", "t")
-    foreign = told(UsageError, lambda: lightkeeper.Manager(model, torch.optim.SGD(other.parameters(), lr=1)), capsys)
+    make = lambda: lightkeeper.Manager(model, torch.optim.SGD(other.parameters(), lr=1))  # noqa: E731
+    foreign = told(UsageError, make, capsys, ends_with=2)
     assert "SGD updates 2 parameters (of 2) that are not the model's" in foreign and "Traceback" not in foreign
     assert "(test_usererrors.py:" in foreign and foreign.count("\n") == 1
     tell_in_one_line()
