@@ -11,6 +11,7 @@ Rejected: that every group saves what it has before it gives up. Several of them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from lightkeeper.lighthouse.telling import Telling, few
 
 LAGS = "it lags by more than one entry"
 MISSING_CHARS_MAX = 500
+SILENT_LEASES = 5  # after which one that was told of the end, and has not hung up, is not waited for
 
 
 class Endings(Telling):
@@ -35,6 +37,8 @@ class Endings(Telling):
         wait_s = self._quorum_wait_s()
         if self.newest is None or self.stood_s is None or wait_s is None or now - self.stood_s < wait_s:
             return []
+        if now - self.slept_s < self.patience.lease_s:
+            return []  # who has come while this process stood still has yet to be heard
         keeper = self._furthest(concluded)
         reason = self._quorum_lost(concluded, keeper, wait_s)
         return self._stop(reason, False, self.groups[keeper] if keeper else None, quorum_lost=True)
@@ -189,12 +193,20 @@ class Endings(Telling):
             if group.in_touch and waits and not group.told_to_stop:
                 actions += self._send(group, self._last_word(group))
                 group.told_to_stop = True  # it has heard it when its stream ends and it does not return
-        heard_s = now - self.bounds.lease_s
-        if all(g.gone is not None or (g.connection is None and g.heard < heard_s) for g in self.groups.values()):
+        if all(self._is_away(group, now) for group in self.groups.values()):
             self.ended = self.stopped.reason
             self._clear()
             self.groups.clear()
         return actions
+
+    def _is_away(self, group: Group, now: float) -> bool:
+        """Whether nobody waits any more for one that was told of the end.
+
+        A keeper beats while it saves; that its host is gone, a stream may take long to show.
+        """
+        lost = self.stopped is not None and self.stopped.quorum_lost
+        leases = 1 if group.connection is None else SILENT_LEASES if lost else math.inf
+        return group.gone is not None or group.heard < now - leases * self.bounds.lease_s
 
 
 def _in_words(why: Mapping[str, list[str]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class Job:
         self.broken_off = history.broken_off
         self._said_s = now
         self._ticked_s = now
+        self.slept_s = -math.inf  # until when this process itself stood still last
         self._dealt_s = now  # when it was looked whether the shares are right
         self._quiet = False  # whether the last look found that nothing can change by itself
         self._clear()

@@ -113,6 +113,7 @@ class JobMachine(Changes):
         """If this process itself stood still, silence before now proves nothing."""
         gap_s, self._ticked_s = now - self._ticked_s, max(now, self._ticked_s)
         if gap_s > self.bounds.lease_s / 2:
+            self.slept_s = now
             for group in self.groups.values():
                 group.hears(max(group.heard, now))
                 group.beat = None  # what it said of waiting and of stopped ranks is as old

@@ -249,6 +249,43 @@ def test_the_keeper_that_comes_back_on_another_stream_is_told_again_and_a_new_st
     assert not world.told("g0/i2", m.Stop)
 
 
+def test_a_lighthouse_that_stood_still_itself_hears_first_who_has_come_meanwhile() -> None:
+    world = survivor()
+    world.pass_s(2, {"g0": 5})
+    world.now += WAIT_S
+    world.tick()
+    assert not world.told("g0", m.Stop)
+    world.arrive("g1/i2", quorum_wait_s=WAIT_S)
+    world.beat("g1/i2", 5, "follow", epoch=0)
+    world.tick()
+    world.promise("g0", step=4)
+    world.promise("g1/i2", step=4)
+    assert world.newest.groups == ("g0", "g1")
+
+
+def test_it_ends_a_lease_after_such_a_standstill_if_nobody_has() -> None:
+    world = survivor()
+    world.pass_s(2, {"g0": 5})
+    world.now += WAIT_S
+    world.pass_s(1.75, {"g0": 5})
+    assert not world.told("g0", m.Stop)
+    world.pass_s(0.5, {"g0": 5})
+    assert stop(world, "g0").quorum_lost
+
+
+def test_a_keeper_whose_host_is_gone_does_not_hold_the_next_start_up_for_ever() -> None:
+    world = survivor()
+    world.pass_s(WAIT_S, {"g0": 5})
+    world.pass_s(9, {"g0": 5})
+    assert world.machine.stopped is not None, "it beats, and may be saving"
+    world.pass_s(9)
+    assert world.machine.stopped is not None
+    world.pass_s(2)
+    assert world.machine.stopped is None and world.machine.newest is None
+    world.hello("g0/i2")
+    assert not world.told("g0/i2", m.Refused)
+
+
 def test_who_was_left_out_and_comes_back_keeps_nothing() -> None:
     """Frozen, it may be alone with an entry that nobody else has."""
     world = running(groups=2, minimum=2)
