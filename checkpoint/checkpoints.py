@@ -156,6 +156,7 @@ class Checkpoints(Watcher):
     def begins(self, index: int) -> None:
         """See `Watcher`."""
         now = time.monotonic()
+        self._loader.begins()
         self._facts.check(index)
         if self._began_s is not None:
             self._shared.cadence.cost.step(now - self._began_s, self._shared.saver.busy)
@@ -219,6 +220,7 @@ class Checkpoints(Watcher):
 
     def healed(self) -> None:
         """See `Watcher`: what is being saved is not of this history."""
+        self._loader.healed()
         self._copies.settle()
         self._applied = None
         for tier in self._tiers:

@@ -62,6 +62,7 @@ class Folder:
     def __init__(self, path: Path, by: str = "") -> None:
         self.path = path
         self.by = by or f"{os.uname().nodename}-{os.getpid()}"
+        self._read: set[int] = set()  # steps of those that were read whole here
 
     # ------------------------------------------------------------ reading
 
@@ -118,6 +119,16 @@ class Folder:
 
     # ------------------------------------------------------------ writing
 
+    def make(self) -> None:
+        """Makes the folder itself, unless it is there.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True, exist_ok=True)
+            fsync_folder(self.path.parent)
+
     def saving(self, step: int) -> Path:
         """Where the checkpoint of a step is written; what is there of an earlier try is removed.
 
@@ -125,9 +136,7 @@ class Folder:
             OSError: it cannot be made.
         """
         path = self.path / saving_name(step, self.by)
-        if not self.path.is_dir():
-            self.path.mkdir(parents=True, exist_ok=True)
-            fsync_folder(self.path.parent)
+        self.make()
         if path.exists():
             self.drop(path)
         path.mkdir()
@@ -158,7 +167,9 @@ class Folder:
             wall=time.time() if wall is None else wall,
         )  # fmt: skip
         write_whole(written / MARKER, encode(marker))
-        return self._take_place(written, manifest)
+        path = self._take_place(written, manifest)
+        self.was_read(manifest.step)
+        return path
 
     def _take_place(self, written: Path, manifest: Manifest) -> Path:
         target = self.path / step_name(manifest.step)
@@ -197,6 +208,10 @@ class Folder:
             return
         _remove(away)
 
+    def was_read(self, step: int) -> None:
+        """The committed checkpoint of this step was read here, and is whole."""
+        self._read.add(step)
+
     # ------------------------------------------------------------ deleting
 
     def drop(self, path: Path) -> None:
@@ -210,11 +225,16 @@ class Folder:
         else:
             self._out_of_the_way(path)
 
-    def prune(self, keep: int, keep_every: int = 0) -> list[Path]:
+    def prune(self, keep: int, keep_every: int = 0, read: int = 0) -> list[Path]:
         """Deletes old checkpoints.
 
         The newest `keep` that are committed and have all their files stay, and at least two such; so does what is newer
         than these, and every one whose step is a multiple of `keep_every`. What is older goes, marker or not.
+
+        Args:
+            keep: so many.
+            keep_every: 0: none for this reason.
+            read: nothing is deleted before so many of those that stay were read whole by this process.
 
         Returns:
             What was deleted.
@@ -222,12 +242,12 @@ class Folder:
         Raises:
             OSError: the folder cannot be read, or something in it not be renamed.
         """
-        going = self.superfluous(keep, keep_every)
+        going = self.superfluous(keep, keep_every, read)
         for path in going:
             self.drop(path)
         return going
 
-    def superfluous(self, keep: int, keep_every: int = 0) -> list[Path]:
+    def superfluous(self, keep: int, keep_every: int = 0, read: int = 0) -> list[Path]:
         """What `prune` would delete, oldest first.
 
         Raises:
@@ -238,7 +258,7 @@ class Folder:
         for one in listed:
             if len(stays) < max(keep, KEEP_MIN) and one.manifest is not None and _has_its_files(one.path, one.manifest):
                 stays.append(one)
-        if len(stays) < max(keep, KEEP_MIN):
+        if len(stays) < max(keep, KEEP_MIN) or sum(one.step in self._read for one in stays) < read:
             return []
         oldest = stays[-1].step
         going = [one for one in listed if one.step < oldest and not (keep_every and one.step % keep_every == 0)]

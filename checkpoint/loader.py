@@ -14,12 +14,19 @@ from lightkeeper.checkpoint.ranks import Ranks
 from lightkeeper.checkpoint.restoring import check_together, restore
 from lightkeeper.checkpoint.running import who_trains
 from lightkeeper.checkpoint.tier import Tier
-from lightkeeper.errors import UsageError
+from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.events.of_checkpoints import CheckpointLoaded, CheckpointSkipped
+from lightkeeper.manager.exits import ORPHANED
 from lightkeeper.words import say
 
 if TYPE_CHECKING:
     from lightkeeper.manager.trainer import Manager
+
+
+class CameForNothing(ToldError):
+    """The job whose state this group was to be given is over; started again, it loads a checkpoint."""
+
+    exit_code = ORPHANED
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Loader:
 
     def __init__(self, manager: Manager, tiers: list[Tier], names: Names, ranks: Ranks, fresh: bool) -> None:
         self._manager, self._tiers, self._names, self._ranks, self._fresh = manager, tiers, names, ranks, fresh
+        self._trains = ""  # who did when this group came, as long as it has not been given its state
 
     def load(self, step: int | None) -> Manifest | None:
         """See `Checkpoints.load`; the manifest of what was loaded, or None."""
@@ -56,6 +64,7 @@ class Loader:
         trains, candidates, problem = self._ranks.of_first(self._find(step) if self._ranks.first else nothing)
         if problem:
             raise UsageError(problem)
+        self._trains = trains
         if trains:
             self._say(
                 f"the job trains already ({trains} is a member): its state comes from there, not from a checkpoint"
@@ -72,6 +81,29 @@ class Loader:
                 "one, or say Checkpoints(fresh=True) to begin again at step 0"
             )
         return None
+
+    def healed(self) -> None:
+        """The state here is the members'."""
+        self._trains = ""
+
+    def begins(self) -> None:
+        """A step begins here.
+
+        Raises:
+            CameForNothing: nothing was loaded, for the job trained; it is over, and there are checkpoints.
+        """
+        if not self._trains:
+            return
+        try:
+            used = any(tier.folder.was_used() for tier in self._tiers)
+        except OSError:
+            used = True  # nobody can tell
+        if used:
+            raise CameForNothing(
+                f"the job trained when this group came ({self._trains} was a member), and was over before it had its "
+                "state: it would begin at step 0, and there are checkpoints; start it again, and it loads one"
+            )
+        self._trains = ""
 
     def _find(self, step: int | None) -> Said:
         """On rank 0: whether there is anything to load, and what, best first."""
@@ -131,6 +163,7 @@ class Loader:
             if self._ranks.first:
                 self._skip(tier, manifest.step, path, problem)
             return False
+        tier.folder.was_read(manifest.step)
         seconds = time.monotonic() - began
         self._manager.resume(manifest.step)
         if self._ranks.first:

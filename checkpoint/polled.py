@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
 from pathlib import Path
 
+from lightkeeper.checkpoint.folder import Folder
 from lightkeeper.checkpoint.names import SAVE, STOP
 from lightkeeper.checkpoint.requests import Asked, Requests
 
@@ -22,7 +24,7 @@ class Polled:
     def __init__(self, folder: Path, time_limit_s: float) -> None:
         began_s = time.monotonic()
         self._requests = Requests(folder, time_limit_s or None, age_s=lambda: time.monotonic() - began_s)
-        self._margin_s = 0.0
+        self._folder, self._margin_s = folder, 0.0
         self._asked = Asked()
         self._wanted = threading.Event()
         self._over = False
@@ -51,6 +53,8 @@ class Polled:
             self._requests.honoured(self._asked, (STOP,))
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError):  # whoever saves says what is wrong with it
+            Folder(self._folder).make()  # else there would be no place for a file before the first save
         while not self._over:
             self._wanted.wait()
             self._wanted.clear()

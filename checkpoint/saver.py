@@ -18,11 +18,11 @@ from typing import TypeAlias
 
 from lightkeeper.checkpoint.content import Names, Tensors
 from lightkeeper.checkpoint.files import write_whole
-from lightkeeper.checkpoint.folder import Folder
+from lightkeeper.checkpoint.folder import KEEP_MIN, Folder
 from lightkeeper.checkpoint.manifest import Damaged, Manifest, encode
 from lightkeeper.checkpoint.names import MANIFEST
 from lightkeeper.checkpoint.ranks import Ranks
-from lightkeeper.checkpoint.writing import SaveFailed, Written, write
+from lightkeeper.checkpoint.writing import SaveFailed, Written, together, write
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager.state.snapshot import Snapshot, SnapshotFailed
 
@@ -171,6 +171,7 @@ class Saver:
                 outcome = self._done(save)
             except Exception as error:  # a bug, here or in an object's state: it is told, and training goes on
                 traceback.print_exc()
+                self._clean(save)
                 outcome = Outcome(save.name, problem=f"{type(error).__name__}: {error}"[:300])
             with self._changed:
                 self._under_way.popleft()
@@ -182,51 +183,61 @@ class Saver:
     def _done(self, save: Save) -> Outcome:
         try:
             manifest = self._write(save)
-        except (SaveFailed, SnapshotFailed, OSError, RuntimeError, ValueError) as error:
+        except SaveFailed as error:
             self._clean(save)
-            return Outcome(save.name, problem=str(error) if isinstance(error, SaveFailed) else repr(error)[:300])
+            return Outcome(save.name, problem=str(error))
         finally:
             save.give_back()
-        outcome = self._published(save, manifest, self._final(save.name))
-        problem = self._ranks.of_first(outcome.problem)  # all ranks must hold the same to be saved
-        return outcome if self._ranks.first else Outcome(save.name, problem=problem)
+        why = self._final(save.name)
+        outcomes = []
+        try:  # all ranks must hold the same to be saved
+            together(self._ranks, lambda: outcomes.append(self._published(save, manifest, why)))
+        except SaveFailed as error:
+            self._clean(save)
+            return Outcome(save.name, problem=str(error))
+        return outcomes[0]
 
     def _published(self, save: Save, manifest: Manifest | None, why: str) -> Outcome:
         if manifest is None or save.written is None:
             return Outcome(save.name)  # rank 0 does it
         if not why:
-            self._clean(save)
-            return Outcome(save.name, problem="its step was done again by others, so this state is nobody's any more")
+            raise SaveFailed("its step was done again by others, so this state is nobody's any more")
         try:
             path = self.folder.publish(save.written, why)
         except (OSError, Damaged) as error:
-            self._clean(save)
-            return Outcome(save.name, problem=f"it could not be put in place: {error}")
+            raise SaveFailed(f"it could not be put in place: {error}") from error
         return Outcome(save.name, "", manifest, path, why, pruned=self._prune(manifest.step))
 
     def _write(self, save: Save) -> Manifest | None:
         load = self._count % LOAD_EVERY == 0
         self._count += 1
-        snapshot, place, problem = None, "", "the save before it is still under way"
+        taken: list[Snapshot] = []
+        made: list[Manifest] = []
+
+        def take() -> str:
+            if save.take is None:
+                raise SaveFailed("the save before it is still under way")
+            try:
+                taken.append(save.take())
+            except SnapshotFailed as error:
+                raise SaveFailed(str(error)) from error
+            return str(self._folder_for(save)) if self._ranks.first else ""
+
+        def describe() -> None:
+            if self._ranks.first:
+                made.append(save.make(written, taken[0]))
+                write_whole(path / MANIFEST, encode(made[0]))
+
+        save.written = path = Path(together(self._ranks, take)[0])
+        written = write(path, taken[0], save.wholes, self._names, save.differing, self._ranks, load)
+        together(self._ranks, describe)
+        return made[0] if made else None
+
+    def _folder_for(self, save: Save) -> Path:
         try:
-            if save.take is not None:
-                snapshot, problem = save.take(), ""
-                place = str(self.folder.saving(save.name.step + 1)) if self._ranks.first else ""
-        except SnapshotFailed as error:
-            problem = str(error)
+            return self.folder.saving(save.name.step + 1)
         except OSError as error:
-            problem = f"{self.folder.path} cannot be written: {error.strerror or error}"
-        said = self._ranks.all((place, problem))
-        if failed := next((why for _, why in said if why), ""):
-            raise SaveFailed(failed)
-        assert snapshot is not None
-        save.written = path = Path(said[0][0])
-        written = write(path, snapshot, save.wholes, self._names, save.differing, self._ranks, load)
-        if not self._ranks.first:
-            return None
-        manifest = save.make(written, snapshot)
-        write_whole(path / MANIFEST, encode(manifest))
-        return manifest
+            raise SaveFailed(f"{self.folder.path} cannot be written: {error.strerror or error}") from error
 
     def _final(self, name: Entry) -> str:
         """Waits until it is known whether a state is final; by what it is, or ""."""
@@ -247,7 +258,7 @@ class Saver:
 
     def _prune(self, step: int) -> int:
         try:
-            gone = self.folder.prune(self._keep, self._keep_every)
+            gone = self.folder.prune(self._keep, self._keep_every, read=KEEP_MIN)
             self.folder.sweep(step)
         except OSError:
             return 0  # it is tried again after the next one

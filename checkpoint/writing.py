@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -25,6 +26,8 @@ from lightkeeper.manager.buckets import local_tensor, placements_of
 from lightkeeper.manager.fingerprint import raw_bytes
 from lightkeeper.manager.state.layout import Layout
 from lightkeeper.manager.state.snapshot import Snapshot
+
+T = TypeVar("T")
 
 DESCRIPTION = "state.json"  # what torch's format would not keep exactly, and the order of the optimizers' parameters
 
@@ -79,22 +82,27 @@ def write(
     """
     began = time.monotonic()
     layout = snapshot.layout
-    tensors = {
-        header.path: around(tensor, wholes.get(header.path))
-        for header, tensor in zip(layout.tensors, snapshot.tensors(), strict=True)
-    }
+    state_dict: dict[str, Any] = {}
+
+    def describe() -> dict[str, str]:
+        tensors = {
+            header.path: around(tensor, wholes.get(header.path))
+            for header, tensor in zip(layout.tensors, snapshot.tensors(), strict=True)
+        }
+        state_dict.update(state_dict_of(layout, tensors, names))
+        return {} if ranks.group is None else _hashes(layout, tensors, differing)
+
     try:
-        state_dict = state_dict_of(layout, tensors, names)
-        _together(ranks, lambda: _check_alike(layout, tensors, differing, ranks))
+        alike = together(ranks, describe)
+        together(ranks, lambda: _check_alike(alike[0], alike[ranks.rank]))
         _dcp_save(state_dict, path, ranks)
-        _together(ranks, lambda: _describe(path, layout, names) if ranks.first else None)
-        mine = _own_files(path, ranks)
-        files = {name: file for part in _together(ranks, lambda: _measure(path, mine)) for name, file in part.items()}
+        together(ranks, lambda: _describe(path, layout, names) if ranks.first else None)
+        parts = together(ranks, lambda: _measure(path, _own_files(path, ranks)))
+        files = {name: file for part in parts for name, file in part.items()}
         if load:
             _load_and_compare(path, state_dict, ranks)
-        own = RankState(layout.digest, snapshot.fingerprint)
-        held = _together(ranks, lambda: own)
-        _together(ranks, lambda: fsync_folder(path) if ranks.first else None)
+        held = together(ranks, lambda: RankState(layout.digest, snapshot.fingerprint))
+        together(ranks, lambda: fsync_folder(path) if ranks.first else None)
     except SaveFailed:
         raise
     except (OSError, RuntimeError, ValueError) as error:  # CheckpointException is no Exception: see `_dcp_save`
@@ -102,8 +110,8 @@ def write(
     return Written(files, held, load, time.monotonic() - began)
 
 
-def _together(ranks: Ranks, do: Any) -> list[Any]:
-    """What `do` gives on every rank.
+def together(ranks: Ranks, do: Callable[[], T]) -> list[T]:
+    """What `do` gives on every rank; each must come to it, or the ranks would take one another's word for another's.
 
     Raises:
         SaveFailed: on every rank, if it failed on one.
@@ -113,11 +121,17 @@ def _together(ranks: Ranks, do: Any) -> list[Any]:
         mine = do()
     except (OSError, SaveFailed) as error:
         failure = _brief(error)
-    said = ranks.all((failure, mine))
+    except Exception as error:  # a bug: the other ranks would wait for this one without end
+        traceback.print_exc()
+        failure = _brief(error)
+    try:
+        said = ranks.all((failure, mine))
+    except RuntimeError as error:
+        raise SaveFailed(f"another rank of the group is gone: {_brief(error)}") from error
     for rank, (failed, _) in enumerate(said):
         if failed:
             raise SaveFailed(failed if len(said) == 1 else f"rank {rank}: {failed}")
-    return [one for _, one in said]
+    return [cast(T, one) for _, one in said]
 
 
 def _dcp_save(state_dict: Mapping[str, Any], path: Path, ranks: Ranks) -> None:
@@ -132,19 +146,21 @@ def _dcp_save(state_dict: Mapping[str, Any], path: Path, ranks: Ranks) -> None:
         raise SaveFailed(where + _brief(cause)) from error
 
 
-def _check_alike(layout: Layout, tensors: Tensors, differing: set[str], ranks: Ranks) -> None:
-    """What is not distributed is written once, by some rank: so all of them must hold the same."""
-    if ranks.group is None:
-        return
-    hashes = {}
+def _hashes(layout: Layout, tensors: Tensors, differing: set[str]) -> dict[str, str]:
+    """Of what is not distributed, by name."""
+    found = {}
     for header in layout.tensors:
         if not header.placements and header.path not in differing:
-            hashes[header.path] = xxhash.xxh3_64_hexdigest(raw_bytes(tensors[header.path]))
+            found[header.path] = xxhash.xxh3_64_hexdigest(raw_bytes(tensors[header.path]))
     for one in layout.objects:
         if not any(path.startswith(f"{one.name}.") for path in differing):
-            hashes[one.name] = xxhash.xxh3_64_hexdigest(json.dumps(one.tree).encode())
-    first = ranks.of_first(hashes)
-    unlike = sorted(path for path in {**first, **hashes} if first.get(path) != hashes.get(path))
+            found[one.name] = xxhash.xxh3_64_hexdigest(json.dumps(one.tree).encode())
+    return found
+
+
+def _check_alike(first: Mapping[str, str], mine: Mapping[str, str]) -> None:
+    """What is not distributed is written once, by some rank: so all of them must hold the same."""
+    unlike = sorted(path for path in {**first, **mine} if first.get(path) != mine.get(path))
     if unlike:
         more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
         raise SaveFailed(
@@ -177,23 +193,26 @@ def _measure(path: Path, names: Sequence[str]) -> dict[str, File]:
 def _load_and_compare(path: Path, state_dict: Mapping[str, Any], ranks: Ranks) -> None:
     """Loads what was written into fresh tensors, and compares every byte with the copy."""
     saved = flat_tensors(state_dict)
-    fresh = {}
-    for key, tensor in saved.items():
-        empty = torch.empty_like(local_tensor(tensor) if placements_of(tensor) else tensor)
-        fresh[key] = around(empty, tensor if placements_of(tensor) else None)
+    fresh: dict[str, torch.Tensor] = {}
+
+    def allocate() -> None:
+        for key, tensor in saved.items():
+            empty = torch.empty_like(local_tensor(tensor) if placements_of(tensor) else tensor)
+            fresh[key] = around(empty, tensor if placements_of(tensor) else None)
+
+    def compare() -> None:
+        wrong = [key for key in saved if not _same_bytes(local_tensor(fresh[key]), local_tensor(saved[key]))]
+        if wrong:
+            raise SaveFailed(f"{wrong[0]} was loaded with other bytes than were saved (and {len(wrong) - 1} more)")
+
+    together(ranks, allocate)
     load_into(path, fresh, ranks)
-    wrong = [key for key in saved if not _same_bytes(local_tensor(fresh[key]), local_tensor(saved[key]))]
-    _together(ranks, lambda: _complain(wrong))
+    together(ranks, compare)
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Without the interpreter lock, which comparing two memoryviews would hold."""
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
-
-
-def _complain(wrong: Sequence[str]) -> None:
-    if wrong:
-        raise SaveFailed(f"{wrong[0]} was loaded with other bytes than were saved (and {len(wrong) - 1} more)")
 
 
 def load_into(path: Path, tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
@@ -215,6 +234,8 @@ def load_into(path: Path, tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> 
 
 
 def _brief(error: BaseException) -> str:
+    if isinstance(error, SaveFailed):
+        return str(error)
     if isinstance(error, OSError) and error.errno is not None:
         name = os.path.basename(str(error.filename or ""))
         return f"{error.strerror}{f' ({name})' if name else ''}"

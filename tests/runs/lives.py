@@ -118,8 +118,7 @@ class Lives:
         """
         job = self.job
         job.wait_for(schema.Committed, 60)
-        pids = [int(text.split()[0]) for text in job.left_over()]
-        pids += [child.pid for child in job.lighthouses if lighthouse and child.poll() is None]
+        pids = self.pids(lighthouse)
         until_s, files = time.monotonic() + draw.uniform(0, 1.5), draw.randint(1, 5)
         comes = {
             "any": lambda: time.monotonic() >= until_s,
@@ -128,6 +127,18 @@ class Lives:
             "pruning": lambda: any(self.checkpoints.glob(".dropped-*")),
         }[moment]
         poll(comes, STRIKE_S_MAX)
+        self.kill(pids, lighthouse)
+        return self.after(moment)
+
+    def pids(self, lighthouse: bool = True) -> list[int]:
+        """All processes of the newest job."""
+        job = self.job
+        pids = [int(text.split()[0]) for text in job.left_over()]
+        return pids + [child.pid for child in job.lighthouses if lighthouse and child.poll() is None]
+
+    def kill(self, pids: list[int], lighthouse: bool = True) -> None:
+        """Kills them at once; returns when nothing of the newest job is left."""
+        job = self.job
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -136,7 +147,6 @@ class Lives:
         job.until(lambda: not job.left_over(lighthouses=lighthouse), "all are gone", 10)
         for child in job.lighthouses if lighthouse else ():
             child.wait(10)
-        return self.after(moment)
 
     def after(self, moment: str = "") -> Death:
         """What there is now. Whatever counts is read whole."""
