@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lightkeeper.checkpoint.copies import Copies
 from lightkeeper.checkpoint.folder import Folder
 from lightkeeper.checkpoint.manifest import Manifest, State, read_marker
 from lightkeeper.checkpoint.ranks import Ranks
-from lightkeeper.checkpoint.saver import Outcome, Save, Saver
+from lightkeeper.checkpoint.saver import Make, Outcome, Save, Saver
 from lightkeeper.checkpoint.writing import Written
 from lightkeeper.lighthouse.names import Entry, Epoch, Term
 from lightkeeper.manager.state.snapshot import Snapshot
@@ -25,20 +26,26 @@ from lightkeeper.manager.state.snapshot import Snapshot
 class World:
     """A saver of one rank, and a state of which it saves copies."""
 
-    def __init__(self, path: Path, keep: int = 2) -> None:
+    def __init__(self, path: Path, keep: int = 2, ranks: Any = None) -> None:
         self.state = torch.zeros(4)
         self.registry = states.registry_of(state=self.state)
         self.copies = Copies(self.registry)
         self.folder = Folder(path, "g0-1")
-        self.saver = Saver(self.folder, Names(self.registry), Ranks(1), keep)
+        self.saver = Saver(self.folder, Names(self.registry), ranks or Ranks(1), keep)
 
-    def save(self, step: int) -> Entry:
-        """Begins to save a state of its own, and waits until that is written."""
+    def begin(self, step: int, make: Make | None = None) -> Entry:
+        """Begins to save a state of its own."""
         name = states.entry(step - 1)
         self.state.fill_(float(step))
         held = self.copies.begin(name, 1)
         self.copies.settle()
-        self.saver.save(Save(name, held.take, held.give_back, {}, set(), lambda *found: manifest_of(step, *found)))
+        usual = lambda *found: manifest_of(step, *found)  # noqa: E731
+        self.saver.save(Save(name, held.take, held.give_back, {}, set(), make or usual))
+        return name
+
+    def save(self, step: int) -> Entry:
+        """Begins to, and waits until that is written."""
+        name = self.begin(step)
         assert self.saver.wait(time.monotonic() + 30, written=True)
         return name
 
@@ -148,3 +155,42 @@ def test_a_place_that_cannot_be_written_is_told_by_its_name(world: World) -> Non
     world.folder.path.unlink()
     world.saved(4)
     assert world.committed() == [4]
+
+
+class TwoRanks:
+    """One of two ranks that are threads here."""
+
+    def __init__(self, rank: int, said: list[Any], meet: threading.Barrier) -> None:
+        self.group, self.rank, self.size, self.first = None, rank, 2, rank == 0
+        self._said, self._meet = said, meet
+
+    def all(self, mine: Any) -> list[Any]:
+        self._said[self.rank] = mine
+        self._meet.wait(30)
+        said = list(self._said)
+        self._meet.wait(30)
+        return said
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("nobody foresaw this")])
+def test_what_fails_on_one_rank_alone_is_told_on_both_and_the_next_save_is_not_mixed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The manifest is written by rank 0 alone, when all others have done their part."""
+
+    def writes(path: Path, snapshot: Snapshot, *_: Any) -> Written:
+        return Written({}, [], False, 0.0)
+
+    def breaks(*_: Any) -> Manifest:
+        raise error
+
+    monkeypatch.setattr(saver_module, "write", writes)
+    said, meet = [None, None], threading.Barrier(2)
+    worlds = [World(tmp_path, ranks=TwoRanks(rank, said, meet)) for rank in range(2)]
+    for world in worlds:
+        world.saver.final(world.begin(3, breaks), "the next step was reduced")
+    problems = {world.ended().problem for world in worlds}
+    assert len(problems) == 1 and str(error.args[-1]) in problems.pop()
+    for world in worlds:
+        world.saver.final(world.begin(4), "the next step was reduced")
+    assert [world.ended().problem for world in worlds] == ["", ""] and worlds[0].committed() == [4]
