@@ -34,7 +34,7 @@ class Endings(Telling):
 
     def _give_up_below_minimum(self, concluded: Conclusion, now: float) -> list[Action]:
         """Nobody came for so long that the groups would soon give up one by one: the job ends, and is kept."""
-        wait_s = self._quorum_wait_s()
+        wait_s = self._quorum_wait_s(self._enough_come_in(concluded))
         if self.newest is None or self.stood_s is None or wait_s is None or now - self.stood_s < wait_s:
             return []
         if now - self.slept_s < self.patience.lease_s:
@@ -42,6 +42,11 @@ class Endings(Telling):
         keeper = self._furthest(concluded)
         reason = self._quorum_lost(concluded, keeper, wait_s)
         return self._stop(reason, False, self.groups[keeper] if keeper else None, quorum_lost=True)
+
+    def _enough_come_in(self, concluded: Conclusion) -> bool:
+        """Whether groups heal with which the job could go on."""
+        coming = [group for group in self._outside() if group.comes_in and group.name not in concluded.members]
+        return self.config is not None and len(concluded.members) + len(coming) >= self.config.minimum
 
     def _furthest(self, concluded: Conclusion) -> str:
         """The lowest slot of those that hold the newest entry, by the promises; empty if the job has made none."""

@@ -178,11 +178,17 @@ class Job:
             return (whom,), f"{needs}; refused: {refused}" if refused else needs, since_s
         return self._waiting_for_members(now)
 
-    def _quorum_wait_s(self) -> float | None:
-        """For how long those who stand in a recovery bear it below the minimum: each may say something else."""
-        names = () if self.recovery is None else self.recovery.asked
-        hellos = [self.groups[name].hello for name in names if name in self.groups]
-        told = [hello.quorum_wait_s for hello in hellos if hello is not None and hello.quorum_wait_s is not None]
+    def _quorum_wait_s(self, coming_in: bool = False) -> float | None:
+        """For how long those who stand in a recovery bear it below the minimum: each may say something else.
+
+        While enough come in they bear it for longer: half-way to where each would give up by itself.
+        """
+        told = []
+        for name in () if self.recovery is None else self.recovery.asked:
+            hello = self.groups[name].hello if name in self.groups else None
+            if hello is not None and (wait_s := hello.quorum_wait_s) is not None:
+                longer = coming_in and wait_s > 0  # 0 is meant as it is said
+                told.append((wait_s + max(wait_s, hello.outage_budget_s or 0.0)) / 2 if longer else wait_s)
         return min(told, default=None)
 
     def is_member(self, name: str) -> bool:

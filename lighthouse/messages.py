@@ -32,6 +32,7 @@ class Hello:
         by_speed: whether work is dealt by speed; else all work alike. The same in all groups of a job.
         evicts_slow: whether a group that is slow for long is asked to leave, where that pays.
         quorum_wait_s: for how long the job may stand below its minimum before it ends, and is kept; None: not said.
+        outage_budget_s: for how long the group waits in a running job before it gives up by itself; None: not said.
     """
 
     job: str
@@ -54,6 +55,7 @@ class Hello:
     seen: Membership | None = None
     evicts_slow: bool = False
     quorum_wait_s: float | None = None
+    outage_budget_s: float | None = None
 
     @property
     def members(self) -> int:

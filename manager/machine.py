@@ -57,6 +57,7 @@ class GroupMachine(Overdues):
             by_speed=s.deal == "speed",
             evicts_slow=s.slow == "evict",
             quorum_wait_s=s.timeouts.quorum_wait_s,
+            outage_budget_s=s.outage_budget_s,
         )
 
     def connected(self, now: float, place: int = 0) -> list[Action]:

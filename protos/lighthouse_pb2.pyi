@@ -141,7 +141,7 @@ class ToManager(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., unknown: _Optional[_Union[Unknown, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., outside: _Optional[_Union[Outside, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died", "by_speed", "spares", "role", "seen", "evicts_slow", "quorum_wait_s")
+    __slots__ = ("job", "group", "incarnation", "manager", "groups", "minimum", "start_window_s", "acknowledged", "known", "prepared", "promised", "follows", "place", "died", "by_speed", "spares", "role", "seen", "evicts_slow", "quorum_wait_s", "outage_budget_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class Hello(_message.Message):
     SEEN_FIELD_NUMBER: _ClassVar[int]
     EVICTS_SLOW_FIELD_NUMBER: _ClassVar[int]
     QUORUM_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    OUTAGE_BUDGET_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
     incarnation: str
@@ -182,7 +183,8 @@ class Hello(_message.Message):
     seen: Roster
     evicts_slow: bool
     quorum_wait_s: float
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., by_speed: _Optional[bool] = ..., spares: _Optional[int] = ..., role: _Optional[str] = ..., seen: _Optional[_Union[Roster, _Mapping]] = ..., evicts_slow: _Optional[bool] = ..., quorum_wait_s: _Optional[float] = ...) -> None: ...
+    outage_budget_s: float
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[str] = ..., manager: _Optional[str] = ..., groups: _Optional[int] = ..., minimum: _Optional[int] = ..., start_window_s: _Optional[float] = ..., acknowledged: _Optional[_Union[Term, _Mapping]] = ..., known: _Optional[_Union[Roster, _Mapping]] = ..., prepared: _Optional[_Iterable[_Union[Roster, _Mapping]]] = ..., promised: _Optional[int] = ..., follows: _Optional[bool] = ..., place: _Optional[int] = ..., died: _Optional[_Union[Died, _Mapping]] = ..., by_speed: _Optional[bool] = ..., spares: _Optional[int] = ..., role: _Optional[str] = ..., seen: _Optional[_Union[Roster, _Mapping]] = ..., evicts_slow: _Optional[bool] = ..., quorum_wait_s: _Optional[float] = ..., outage_budget_s: _Optional[float] = ...) -> None: ...
 
 class Acknowledged(_message.Message):
     __slots__ = ("term",)

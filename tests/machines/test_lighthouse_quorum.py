@@ -143,6 +143,34 @@ def test_a_joiner_that_has_not_caught_up_does_not_end_it_and_is_told_too() -> No
     assert not world.told("g1/i2", m.Heal)[1:], "nothing is healed any more"
 
 
+def test_while_enough_groups_heal_it_waits_half_way_to_where_each_would_give_up_by_itself() -> None:
+    world = World(3, minimum=2)
+    world.arrive("g0", "g1", "g2", quorum_wait_s=WAIT_S, outage_budget_s=3 * WAIT_S)
+    world.promise_all()
+    lose(world, "g1", "g2")
+    world.promise("g0", step=4)
+    world.pass_s(WAIT_S - 2, {"g0": 5})
+    world.arrive("g1/i2", quorum_wait_s=WAIT_S, outage_budget_s=3 * WAIT_S)
+    assert world.told("g1/i2", m.Heal)
+    world.pass_s(WAIT_S + 1, {"g0": 5, "g1/i2": 0})
+    assert not world.told("g0", m.Stop), "19 s of 20"
+    world.pass_s(1, {"g0": 5, "g1/i2": 0})
+    assert "g0 alone was left for 20 s" in stop(world, "g0").reason
+
+
+def test_if_the_one_that_healed_is_gone_it_ends_at_once() -> None:
+    world = World(3, minimum=2)
+    world.arrive("g0", "g1", "g2", quorum_wait_s=WAIT_S, outage_budget_s=3 * WAIT_S)
+    world.promise_all()
+    lose(world, "g1", "g2")
+    world.promise("g0", step=4)
+    world.arrive("g1/i2", quorum_wait_s=WAIT_S, outage_budget_s=3 * WAIT_S)
+    world.pass_s(WAIT_S + 2, {"g0": 5, "g1/i2": 0})
+    assert not world.told("g0", m.Stop)
+    world.cut("g1/i2")
+    assert stop(world, "g0").quorum_lost
+
+
 def test_a_death_during_the_wait_does_not_begin_it_anew() -> None:
     world = running(groups=4, minimum=3)
     lose(world, "g2", "g3")
