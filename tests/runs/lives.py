@@ -187,8 +187,11 @@ class Lives:
         tallies: dict[int, str] = {}
         buffers: dict[int, set[str]] = {}
         for job in self.jobs[first:]:
-            for path in sorted(job.folder.glob("trace-*")):
-                traced = read_trace(path)
+            traces = {path: read_trace(path) for path in sorted(job.folder.glob("trace-*"))}
+            for traced in traces.values():
+                for step, statistics in traced.all("buffers"):
+                    buffers.setdefault(step, set()).add(statistics)
+            for path, traced in traces.items():
                 for step, found in traced.digests.items():
                     assert found == gold.digests[step], f"{path}: the state after step {step} is another"
                 for step, text in traced.all("scalars"):
@@ -198,8 +201,6 @@ class Lives:
                         assert found == gold.digests[begun - 1] and text == scalars[begun - 1], path
                         assert first or statistics in buffers[begun - 1], f"{path}: of another step than {begun}"
                     assert tally == begun, path
-                for step, statistics in traced.all("buffers"):
-                    buffers.setdefault(step, set()).add(statistics)
                 for step, *tally in traced.all("tally"):
                     assert tallies.setdefault(step, str(tally)) == str(tally) and tally[0] == step + 1, path
 

@@ -65,7 +65,7 @@ def check_begin(lives: Lives, before: Death | None) -> None:
 
 
 def test_five_exits_at_any_moment_leave_what_can_be_loaded(lives: Lives, gold) -> None:
-    deaths = exits(lives, gold, 5, (1,), 500, random.randrange(2**31))
+    deaths = exits(lives, gold, 5, (1,), 300, random.randrange(2**31))
     assert {death.moment for death in deaths} == set(MOMENTS)
     assert any("saving" in death.kinds for death in deaths), "killed while it saved"
 
