@@ -14,6 +14,7 @@ from lives import Lives, loaded, poll
 
 from lightkeeper.checkpoint.folder import Folder
 from lightkeeper.events import schema
+from lightkeeper.events.pretty import summary_lines
 
 pytestmark = pytest.mark.long
 
@@ -31,6 +32,8 @@ def stop(lives: Lives, at: int, groups: int) -> Facts:
     lives.job.wait_for(schema.Committed, 60, step=at)
     (lives.checkpoints / "STOP").touch()
     facts = lives.job.finish()
+    lines, holds = summary_lines(facts.events)
+    assert holds, lines
     assert facts.codes == dict.fromkeys(names(groups), 0) and not facts.lost and not facts.all(schema.CheckpointFailed)
     ends = {e.step for e in facts.all(schema.Finished)}
     assert len(ends) == 1 and ends == {e.step for e in facts.all(schema.StopRequested)}

@@ -81,6 +81,9 @@ def fill(path: Path) -> None:
 def test_61_training_goes_on_without_saves_and_the_next_one_succeeds_after_repair(
     lives: Lives, gold, troubles: Callable[[str], Trouble], name: str
 ) -> None:
+    """S60 and S61. There is no process that saves, and no port: none can be killed or taken. A thread saves,
+    and "broken" is what could end it.
+    """
     trouble = troubles(name)
     folder = lives.checkpoints.parent / "place" / "checkpoints"
     options = {"every": EVERY, "keep": KEEP, "folder": str(folder)}

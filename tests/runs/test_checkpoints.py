@@ -65,6 +65,7 @@ def check_begin(lives: Lives, before: Death | None) -> None:
 
 
 def test_five_exits_at_any_moment_leave_what_can_be_loaded(lives: Lives, gold) -> None:
+    """S57; and S55, since model, optimizer, schedule, registered object and BatchNorm's statistics are of one step."""
     deaths = exits(lives, gold, 5, (1,), 300, random.randrange(2**31))
     assert {death.moment for death in deaths} == set(MOMENTS)
     assert any("saving" in death.kinds for death in deaths), "killed while it saved"
