@@ -102,11 +102,15 @@ class Cadence:
     def due(self, step: int, now: float) -> bool:
         """Whether the state with so many steps behind it is to be saved."""
         newest = max(self.saved_step, self.begun_step)
-        if step <= newest or (self.failed and now < self._retry_at):
+        if step <= newest or self.rests(now):
             return False
         if self.every:
             return step // self.every > newest // self.every
         return now - max(self.saved_at, self.begun_at) >= self.interval_s(now)
+
+    def rests(self, now: float) -> bool:
+        """Whether the last save failed, and it is too early to try again."""
+        return bool(self.failed) and now < self._retry_at
 
     def by_steps(self, step: int) -> bool:
         """Whether it is due by steps alone, whatever failed."""

@@ -120,6 +120,7 @@ class Checkpoints(Watcher):
         self._began_s: float | None = None
         self._stop_said = ""
         self._leaves = False
+        self._tried: Entry | None = None  # of which the shared tier was to hold a checkpoint last
         self._asked_save: Asked | None = None  # of which a save was begun
         self._budget_s = budget_s
         manager.extra(EXTRA, (2,), torch.int64)
@@ -164,7 +165,7 @@ class Checkpoints(Watcher):
         self._heed(now)
         leads = self._manager.leads
         if leads and not self._led:
-            self._shared.look()
+            self._shared.look(index)
         self._led = leads
         wish = self._wishes(index, now) if self._manager.rank == 0 else (0, 0)
         if any(wish):
@@ -176,7 +177,7 @@ class Checkpoints(Watcher):
         usual = self._shared.cadence.cost.usual
         asked = self._polled.poll(2 * max(usual, default=0.0) + 2 * self._shared.cadence.write_s)
         save = self._led and self._shared.due(index + 1, now)
-        if self._led and asked.save and not self._shared.saver.busy:
+        if self._led and asked.save and not self._shared.saver.busy and not self._shared.cadence.rests(now):
             save, self._asked_save = True, asked
         if asked.leave and not self._leaves:
             self._leaves = True
@@ -272,20 +273,20 @@ class Checkpoints(Watcher):
     def _save_and_wait(self, name: Entry, seconds: float) -> None:
         """Saves a state while nothing else is done; tries again for as long as that makes sense."""
         until_s = time.monotonic() + seconds
-        retry_s = 1.0
+        pause_s = 1.0
+        for tier in self._tiers:
+            tier.ending = True
         with self._manager.expect("checkpoint", seconds):
-            while not self._shared.saver.saves(name):
-                if not self._shared.wait_until_idle(until_s - time.monotonic(), written=True):
-                    break
+            while self._shared.wait_until_idle(until_s - time.monotonic(), written=True):
+                self._heed(time.monotonic())
+                if self._shared.saver.saves(name) or self._shared.committed == name.step + 1:
+                    return
+                if self._tried == name and time.monotonic() + pause_s > until_s:
+                    return
+                if self._tried == name:
+                    time.sleep(pause_s)
+                    pause_s *= 2
                 self._save(name, [self._shared])
-                if not self._shared.wait_until_idle(until_s - time.monotonic(), written=True):
-                    break
-                failed = self._heed(time.monotonic())
-                if not failed or time.monotonic() + retry_s > until_s:
-                    break
-                time.sleep(retry_s)
-                retry_s *= 2
-            self._shared.wait_until_idle(until_s - time.monotonic(), written=True)
 
     def _close(self) -> None:
         for tier in self._tiers:
@@ -309,6 +310,8 @@ class Checkpoints(Watcher):
                 held = self._copies.begin(name, len(free))
             except StateRefused as error:
                 say(f"lightkeeper: no checkpoint of step {name.step + 1}: {error}")
+        if self._shared in tiers:
+            self._tried = name
         make = self._facts.of(name)
         distributed = wholes(self._registry)
         differing = self._registry.differing()

@@ -27,7 +27,16 @@ from lightkeeper.checkpoint.manifest import (
     read_committed,
     read_manifest,
 )
-from lightkeeper.checkpoint.names import MARKER, Found, aside_name, dropped_name, found, saving_name, step_name
+from lightkeeper.checkpoint.names import (
+    MARKER,
+    STEP_MAX,
+    Found,
+    aside_name,
+    dropped_name,
+    found,
+    saving_name,
+    step_name,
+)
 
 KEEP_MIN = 2
 PLACES_MAX = 3  # how often the name is taken anew, when another writer takes it in between
@@ -97,13 +106,20 @@ class Folder:
             return Listed(path, step, None, str(error))
         return Listed(path, step, manifest)
 
-    def newest(self) -> int:
-        """Steps behind the newest that is committed; -1 if there is none.
+    def _made(self, name: str) -> float:
+        """When a checkpoint was made, in seconds since the Unix epoch, as far as it says so."""
+        try:
+            return read_manifest(self.path / name)[0].wall
+        except Damaged:
+            return (self.path / name).stat().st_mtime
+
+    def newest(self, upto: int = STEP_MAX) -> int:
+        """Steps behind the newest that is committed, of at most so many; -1 if there is none.
 
         Raises:
             OSError: the folder cannot be read.
         """
-        steps = (one.step for one in self.entries() if one.kind == "step")
+        steps = (one.step for one in self.entries() if one.kind == "step" and one.step <= upto)
         return next((step for step in steps if self.look(step).manifest is not None), -1)
 
     def was_used(self) -> bool:
@@ -112,10 +128,7 @@ class Folder:
         Raises:
             OSError: the folder cannot be read.
         """
-        return any(
-            one.kind == "aside" or (one.kind == "step" and (self.path / one.name / MARKER).exists())
-            for one in self.entries()
-        )
+        return any(one.kind in ("aside", "step") for one in self.entries())
 
     # ------------------------------------------------------------ writing
 
@@ -291,15 +304,20 @@ class Folder:
             if one.kind == "dropped" or (one.kind == "saving" and one.step <= step and (mine or one.by != self.by))
         ]
 
-    def put_aside(self, after: int) -> list[Path]:
-        """Renames the checkpoints of later steps, by a person's wish to go on from an earlier one: they count no more.
+    def put_aside(self, after: int, before: float | None = None) -> list[Path]:
+        """Renames the checkpoints of later steps: they count no more.
+
+        Args:
+            after: the run has come to this step, or goes on from it.
+            before: seconds since the Unix epoch; only those that were made before, in an earlier life of the run. None:
+                all of them, by a person's wish to go on from an earlier one.
 
         Raises:
             OSError: one of them cannot be renamed.
         """
         moved = []
         for one in self.entries():
-            if one.kind != "step" or one.step <= after:
+            if one.kind != "step" or one.step <= after or (before is not None and self._made(one.name) >= before):
                 continue
             target = self.path / aside_name(one.name)
             number = 1

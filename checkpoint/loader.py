@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from lightkeeper.checkpoint.names import STEP_MAX
 from lightkeeper.checkpoint.ranks import Ranks
 from lightkeeper.checkpoint.restoring import check_together, restore
 from lightkeeper.checkpoint.running import who_trains
-from lightkeeper.checkpoint.tier import Tier
+from lightkeeper.checkpoint.tier import LOCAL, Tier
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.events.of_checkpoints import CheckpointLoaded, CheckpointSkipped
 from lightkeeper.manager.exits import ORPHANED
@@ -80,6 +81,7 @@ class Loader:
                 f"there are checkpoints in {where}, and none of them can be loaded (the lines above say why): mend "
                 "one, or say Checkpoints(fresh=True) to begin again at step 0"
             )
+        self._say(f"no checkpoint in {self._tiers[-1].folder.path}: the run begins at step 0")
         return None
 
     def healed(self) -> None:
@@ -108,10 +110,19 @@ class Loader:
     def _find(self, step: int | None) -> Said:
         """On rank 0: whether there is anything to load, and what, best first."""
         trains = who_trains(self._manager.settings)
-        if trains:
-            return trains, [], ""
+        again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # its launcher has started it again
+        fresh, step = (False, None) if again else (self._fresh, step)
         try:
-            if self._fresh:
+            for tier in self._tiers:
+                path = tier.folder.path
+                if os.path.lexists(path) and not path.is_dir():
+                    return "", [], f"{path} is no folder (a link whose target is not there, or a file): is it mounted?"
+            if trains:
+                self._put_own_aside(fresh, step)
+                return trains, [], ""
+            if fresh and trains is None:
+                return "", [], "no lighthouse says whether the job trains already: nothing is put aside for a fresh one"
+            if fresh:
                 for tier in self._tiers:
                     self._put_aside(tier, -1)
                 return "", [], ""
@@ -141,6 +152,13 @@ class Loader:
             for tier in self._tiers:
                 self._put_aside(tier, step)
         return sorted(found, key=lambda one: (-one.manifest.step, one.tier))
+
+    def _put_own_aside(self, fresh: bool, step: int | None) -> None:
+        """The job trains: what this group has on its own disk of a history that the job was told to give up."""
+        if fresh or step is not None:
+            for tier in self._tiers:
+                if tier.name == LOCAL:
+                    self._put_aside(tier, -1 if fresh or step is None else step)
 
     def _put_aside(self, tier: Tier, after: int) -> None:
         moved = tier.folder.put_aside(after)

@@ -92,6 +92,7 @@ class Saver:
         self._under_way: deque[tuple[Entry, float]] = deque()  # since when
         self._waits = False  # for the word that its state is final
         self._count = 0
+        self._began = time.time()
         self._outcomes: deque[Outcome] = deque()
         self._thread = threading.Thread(target=self._run, name=f"saves in {folder.path}", daemon=True)
         self._thread.start()
@@ -208,7 +209,22 @@ class Saver:
             raise SaveFailed(f"it could not be put in place: {error}") from error
         return Outcome(save.name, "", manifest, path, why, pruned=self._prune(manifest.step))
 
+    def _agree(self, save: Save) -> None:
+        """All ranks come to save the same state: who is at an earlier one gives that up, and comes with its next.
+
+        Raises:
+            SaveFailed: other ranks are at a later save.
+        """
+        while True:
+            said = self._ranks.all((save.name.step, str(save.name)))
+            latest = max(said)
+            if said[self._ranks.rank] != latest:
+                raise SaveFailed(f"other ranks of this group save {latest[1]} already")
+            if all(one == latest for one in said):
+                return
+
     def _write(self, save: Save) -> Manifest | None:
+        self._agree(save)
         load = self._count % LOAD_EVERY == 0
         self._count += 1
         taken: list[Snapshot] = []
@@ -258,6 +274,7 @@ class Saver:
 
     def _prune(self, step: int) -> int:
         try:
+            self.folder.put_aside(step, before=self._began)  # of a history that was given up, or damaged
             gone = self.folder.prune(self._keep, self._keep_every, read=KEEP_MIN)
             self.folder.sweep(step)
         except OSError:

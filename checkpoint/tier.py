@@ -42,6 +42,7 @@ class Tier:
         self, name: str, folder: Folder, saver: Saver, cadence: Cadence, told: Told, alarm_after: int, patience_s: float
     ) -> None:
         self.name, self.folder, self.saver, self.cadence = name, folder, saver, cadence
+        self.ending = False  # nothing is trained any more: a save is waited for
         self.committed = -1  # steps behind the newest checkpoint that this process has seen committed
         self._told, self._alarm_after, self._patience_s = told, alarm_after, patience_s
         self._newest: int | None = None
@@ -51,16 +52,16 @@ class Tier:
 
     # ------------------------------------------------------------ when
 
-    def look(self) -> None:
-        """Finds out, in the background, what is there: somebody else may have saved last."""
+    def look(self, step: int) -> None:
+        """Finds out, in the background, what is there of at most this step: somebody else may have saved last."""
         if self._looking:
             return
         self._looking, self._newest = True, None
-        threading.Thread(target=self._look, name=f"looks at {self.folder.path}", daemon=True).start()
+        threading.Thread(target=self._look, args=(step,), name=f"looks at {self.folder.path}", daemon=True).start()
 
-    def _look(self) -> None:
+    def _look(self, step: int) -> None:
         try:
-            self._newest = self.folder.newest()
+            self._newest = self.folder.newest(step)
         except OSError:
             self._newest = -1  # the save says what is wrong with it
         self._looking = False
@@ -150,8 +151,9 @@ class Tier:
         loud = f"ALARM: {failures} saves in a row came to nothing: " if alarm else ""
         what = f"no checkpoint of step {step}" if step else "no checkpoint"
         again = f"; tried again after {again_s:.0f} s" if again_s else ""
+        goes_on = "" if self.ending else "; training goes on"
         newest = f"; the newest is of step {self.committed}" if alarm and self.committed >= 0 else ""
-        say(f"lightkeeper: {loud}{what} in {self.folder.path}: {reason}; training goes on{again}{newest}")
+        say(f"lightkeeper: {loud}{what} in {self.folder.path}: {reason}{goes_on}{again}{newest}")
 
     def wait_until_idle(self, seconds: float, written: bool = False) -> bool:
         """Waits for the save under way; see `Saver.wait`."""

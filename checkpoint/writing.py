@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -170,13 +170,25 @@ def _check_alike(first: Mapping[str, str], mine: Mapping[str, str]) -> None:
 
 
 def _describe(path: Path, layout: Layout, names: Names) -> None:
+    described = plainly(layout, names.registry)
+    if twice := _twice(header.path for header in described.tensors):
+        raise SaveFailed(f"two tensors are called {twice} when what compiling and wrapping add is left out: rename one")
     optimizers = {
         name: names.parameters(obj)
         for name, obj in names.registry.shared.items()
         if isinstance(obj, torch.optim.Optimizer)
     }  # fmt: skip
-    data = {"layout": plainly(layout, names.registry).to_bytes().decode(), "parameters": optimizers}
+    data = {"layout": described.to_bytes().decode(), "parameters": optimizers}
     write_whole(path / DESCRIPTION, json.dumps(data).encode())
+
+
+def _twice(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
 
 
 def _own_files(path: Path, ranks: Ranks) -> list[str]:

@@ -197,7 +197,7 @@ def test_one_that_hangs_is_told_also_if_none_is_due_less_and_less_often(tmp_path
 def test_who_takes_over_looks_at_what_is_there_first(tmp_path: Path) -> None:
     world = World(tmp_path)
     published(world.folder, 20)
-    world.tier.look()
+    world.tier.look(30)
     while world.tier._looking:
         assert not world.tier.due(23, 0.0)
     assert not world.tier.due(23, 0.0) and world.tier.due(30, 0.0)

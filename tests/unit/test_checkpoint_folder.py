@@ -83,11 +83,12 @@ def test_what_counts_is_listed_newest_first_and_the_rest_with_its_reason(folder:
 
 def test_a_folder_was_used_once_something_was_committed_whatever_became_of_it(folder: Folder) -> None:
     written(folder, 5)
-    (folder.path / step_name(4)).mkdir(parents=True)
     assert not folder.was_used()
     (path,) = published(folder, 5)
     damage(path)
     (path / MARKER).write_bytes(b"torn")
+    assert folder.was_used()
+    (path / MARKER).unlink()
     assert folder.was_used()
     folder.put_aside(0)
     assert folder.was_used() and folder.newest() == -1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoint_states as states
+import msgspec
 import pytest
 import torch
 
@@ -194,3 +195,53 @@ def test_what_fails_on_one_rank_alone_is_told_on_both_and_the_next_save_is_not_m
     for world in worlds:
         world.saver.final(world.begin(4), "the next step was reduced")
     assert [world.ended().problem for world in worlds] == ["", ""] and worlds[0].committed() == [4]
+
+
+def test_a_rank_that_is_a_save_behind_gives_it_up_and_what_counts_is_of_one_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However that came about, no folder gets the shards of two states."""
+    written_by: list[tuple[int, str]] = []
+
+    def writes(
+        path: Path, snapshot: Snapshot, wholes: Any, names: Any, differing: Any, ranks: Any, load: bool
+    ) -> Written:
+        written_by.append((ranks.rank, str(snapshot.name)))
+        return Written({}, [], False, 0.0)
+
+    monkeypatch.setattr(saver_module, "write", writes)
+    said, meet = [None, None], threading.Barrier(2)
+    ahead, behind = (World(tmp_path, ranks=TwoRanks(rank, said, meet)) for rank in range(2))
+    behind.begin(3)
+    ahead.saver.final(ahead.begin(4), "the next step was reduced")
+    end = time.monotonic() + 30
+    while not (given_up := behind.saver.outcomes()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert "other ranks of this group save" in given_up[0].problem
+    behind.saver.final(behind.begin(4), "the next step was reduced")
+    assert [world.ended().problem for world in (ahead, behind)] == ["", ""] and ahead.committed() == [4]
+    assert {name for _, name in written_by} == {str(states.entry(3))} and len(written_by) == 2
+
+
+def test_later_ones_of_an_earlier_life_are_put_aside_by_what_this_one_saves(tmp_path: Path) -> None:
+    """Damaged, or of a history that was given up: they would displace what is saved now, and hold up what is due."""
+    World(tmp_path).saved(2, 4, 6)
+    world = World(tmp_path)
+    world.saved(3)
+    assert world.committed() == [3]  # of the earlier three two were kept
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("aside-"))
+    assert names == ["aside-step-00000004", "aside-step-00000006"]
+
+
+def test_what_was_saved_in_this_life_is_never_put_aside(world: World) -> None:
+    """By a writer that had stood still, and comes with an earlier step now."""
+    now = time.time() + 5
+
+    def later(*found: Any) -> Manifest:
+        return msgspec.structs.replace(manifest_of(8, *found), wall=now)
+
+    world.saver.final(world.begin(8, later), "the next step was reduced")
+    assert not world.ended().problem
+    world.saved(7)
+    assert world.committed() == [8, 7]
