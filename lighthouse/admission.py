@@ -62,14 +62,28 @@ def refusal(hello: Hello, view: View, now: float) -> Refused | None:
             )
     config = view.config
     others = [g for g in view.groups.values() if g.name != hello.group and g.gone is None and g.hello is not None]
-    alike = config is None or _asked(hello) == _asked(config)
-    if config is not None and others and not alike:
+    unlike = [g for g in others if g.hello is not None and not alike(g.hello, hello) and _heard(g, view, now)]
+    if unlike and unlike[0].hello is not None:
+        there = f"{unlike[0].name} for {_asked(unlike[0].hello)}"
         return Refused(
-            f"{hello.group} asks for {_asked(hello)}, but {config.group} for {_asked(config)}; give all groups the same"
+            f"{hello.group} asks for {_asked(hello)}, but {there}; give all groups the same",
+            retry=all(g.connection is None for g in unlike),  # they went away just now: perhaps all are started anew
         )
     if config is not None and len(others) >= config.groups + PARKED_MAX:
         return Refused(f"the job has its {config.groups} groups, and {PARKED_MAX} are parked", retry=True)
     return _running(hello, view, now)
+
+
+def alike(one: Hello, other: Hello) -> bool:
+    """Whether two groups were started with the same numbers."""
+    return (one.groups, one.minimum, one.spares) == (other.groups, other.minimum, other.spares)
+
+
+def _heard(group: Group, view: View, now: float) -> bool:
+    """Whether its numbers count; one that is silent for longer may have been killed with a job that had others."""
+    if group.connection is not None:
+        return not silent(group, view.patience, now)
+    return now - group.heard <= view.lease_s
 
 
 def _asked(hello: Hello) -> str:

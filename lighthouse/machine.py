@@ -11,7 +11,7 @@ from typing import Any
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Close, Ended, Note, Rise, Send
-from lightkeeper.lighthouse.admission import refusal
+from lightkeeper.lighthouse.admission import alike, refusal
 from lightkeeper.lighthouse.changes import Changes
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import NOBODY_CALLS, STARTED_AGAIN, Bounds, Fencing, known_gone
@@ -220,6 +220,8 @@ class JobMachine(Changes):
             self.groups[hello.group] = current
             actions += self._replaced(former)
             self._hold_back(current, former, now)
+            if self.config is not None and not alike(self.config, hello):
+                self.config = hello  # nobody who is heard has other numbers, or it would have been refused
         elif current.connection is not None:
             actions.append(Close(current.connection))
         current.connection, current.hello = connection, hello

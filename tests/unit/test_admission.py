@@ -85,3 +85,13 @@ def test_numbers_are_compared_only_with_those_who_are_there() -> None:
     assert verdict(hello(groups=5), known("g1", gone=True)) is None
     refused = verdict(hello(groups=5), known("g1"))
     assert refused is not None and "g0 asks for 5 groups with a minimum of 1, but g1 for 2" in refused[0]
+    assert not refused[1]
+
+
+def test_a_job_that_is_started_again_with_other_numbers_waits_for_those_that_were_killed_with_the_old_ones() -> None:
+    """Their leases have not passed; that g1 comes before g0 must make no difference."""
+    refused = verdict(hello("g1", groups=3), known("g0", connected=False))
+    assert refused is not None and "g1 asks for 3 groups" in refused[0] and refused[1]
+    for silent in (known("g0", connected=False, silent_s=3), known("g0", silent_s=3)):
+        assert verdict(hello("g1", groups=3), silent) is None
+    assert verdict(hello("g1", groups=3), known("g0", connected=False), known("g2"))[1] is False  # type: ignore[index]
