@@ -65,6 +65,24 @@ def test_52_one_group_then_two_then_three_then_one_lose_and_repeat_no_sample(liv
     lives.check_states(gold(**PLAIN))
 
 
+def test_other_numbers_of_groups_beside_a_lighthouse_that_goes_on(lives: Lives, gold) -> None:
+    """All are killed at once each time, so the lighthouse knows those of before; one that never comes is fenced."""
+    lives.options = OPTIONS
+    job = lives.begin(1, checkpoints={"every": 20})
+    lives.wait_saved()
+    lives.kill(lives.pids(lighthouse=False), lighthouse=False)
+    job = lives.begin(3, job, checkpoints={"every": 20})
+    lives.wait_saved()
+    lives.kill(lives.pids(lighthouse=False), lighthouse=False)
+    newest = lives.committed()[0].step
+    job = lives.begin(2, job, checkpoints={"every": 20})
+    job.until(lambda: "waiting for g2 (they may be training" in job.said("g0") + job.said("g1"), "it is waited for", 60)
+    assert job.command("fence", "--group", "g2", "--lighthouse", job.lighthouse).returncode == 0
+    stop(lives, newest + 3, 2)
+    assert loaded(job) == {"g0": newest, "g1": newest}
+    lives.check_states(gold(**PLAIN))
+
+
 def test_a_save_is_made_when_it_is_asked_for(lives: Lives, gold) -> None:
     lives.options = OPTIONS
     job = lives.begin(3, checkpoints={"every_s": 1e6})
