@@ -16,7 +16,7 @@ from lightkeeper.events import schema
 
 pytestmark = pytest.mark.long
 
-EVERY, KEEP = 10, 2
+EVERY, KEEP = 20, 2
 OPTIONS = {"warm_up": 12, "microbatches": 3, "delay": 0.01, "dropout": 0.5, "batch_norm": True, "steps": 3000}
 PLAIN = {key: value for key, value in OPTIONS.items() if key != "delay"}
 
@@ -77,6 +77,13 @@ def fill(path: Path) -> None:
             pass
 
 
+def failures(lives: Lives) -> list[schema.CheckpointFailed]:
+    """Those since the newest save; before it one may have been missed because the machine was busy."""
+    events = lives.job.events()
+    newest = max((i for i, e in enumerate(events) if isinstance(e, schema.CheckpointSaved)), default=-1)
+    return [e for e in events[newest + 1 :] if isinstance(e, schema.CheckpointFailed)]
+
+
 @pytest.mark.parametrize("name", ["taken-away", "full", "stuck", "broken"])
 def test_61_training_goes_on_without_saves_and_the_next_one_succeeds_after_repair(
     lives: Lives, gold, troubles: Callable[[str], Trouble], name: str
@@ -90,15 +97,16 @@ def test_61_training_goes_on_without_saves_and_the_next_one_succeeds_after_repai
     job = lives.begin(1, checkpoints=options)
     lives.wait_saved(3)
     trouble.breaks()
-    first = job.wait_for(schema.CheckpointFailed, 60)
+    job.until(lambda: bool(failures(lives)), "a failure", 60)
     there = sorted(path.name for path in folder.glob("step-*")) if trouble.keeps_files else []
-    alarm = job.wait_for(schema.CheckpointFailed, 60, alarm=True)
+    job.until(lambda: failures(lives)[-1].alarm, "the alarm", 60)
     reached = max(e.step for e in job.events() if isinstance(e, schema.Committed))
     job.wait_for(schema.Committed, step=reached + 10)
     if trouble.keeps_files:
         assert sorted(path.name for path in folder.glob("step-*")) == there, "nothing makes room"
         assert len(there) in (KEEP, KEEP + 1)
-    failed = [e for e in job.events() if isinstance(e, schema.CheckpointFailed)]
+    failed = failures(lives)
+    first = failed[0]
     trouble.mends()
     count = len(lives.wait_saved())
     lives.wait_saved(count + 3)
@@ -106,8 +114,8 @@ def test_61_training_goes_on_without_saves_and_the_next_one_succeeds_after_repai
     facts = job.finish()
     assert facts.codes == {"g0": 0} and not facts.lost
     assert all(trouble.says in e.reason for e in failed), {e.reason for e in failed}
-    assert [e.failures for e in failed[:3]] == [1, 2, 3] and failed[2] == alarm and first == failed[0]
-    assert not failed[0].alarm and not failed[1].alarm and failed[0].pending == (name == "stuck")
+    assert [(e.failures, e.alarm) for e in failed[:3]] == [(1, False), (2, False), (3, True)]
+    assert first.pending == (name == "stuck")
     told = [e for e in facts.events if isinstance(e, schema.Committed | schema.CheckpointFailed)]
     done = next(e for e in reversed(told[: told.index(first)]) if isinstance(e, schema.Committed)).step
     assert done <= first.step + 3, "told within a step or two of the save that failed"
