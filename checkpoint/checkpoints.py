@@ -112,7 +112,7 @@ class Checkpoints(Watcher):
         if local is not None:
             self._local = tier(LOCAL, Path(local) / manager.settings.group, Cadence(local_every), KEEP_MIN, 0)
         self._ranks = Ranks(manager.settings.ranks)
-        self._loader = Loader(manager, self._tiers, self._names, self._ranks, fresh)
+        self._loader = Loader(manager, self._tiers, self._names, self._ranks, fresh, accept)
         self._polled = Polled(place, time_limit_s) if manager.rank == 0 else None
         self._applied: Entry | None = None
         self._wish = torch.zeros(2, dtype=torch.int64)
@@ -272,18 +272,24 @@ class Checkpoints(Watcher):
 
     def _save_and_wait(self, name: Entry, seconds: float) -> None:
         """Saves a state while nothing else is done; tries again for as long as that makes sense."""
-        until_s = time.monotonic() + seconds
-        pause_s = 1.0
+        until_s, step = time.monotonic() + seconds, name.step + 1
+        fails_until_s, pause_s = time.monotonic() + min(seconds, self._budget_s), 1.0
         for tier in self._tiers:
             tier.ending = True
         with self._manager.expect("checkpoint", seconds):
             while self._shared.wait_until_idle(until_s - time.monotonic(), written=True):
                 self._heed(time.monotonic())
-                if self._shared.saver.saves(name) or self._shared.committed == name.step + 1:
-                    return
-                if self._tried == name and time.monotonic() + pause_s > until_s:
+                if self._shared.saver.saves(name) or self._shared.committed == step:
                     return
                 if self._tried == name:
+                    left_s = fails_until_s - time.monotonic()
+                    if left_s < pause_s:
+                        return
+                    if self._manager.rank == 0 and pause_s == 1.0:
+                        say(
+                            f"lightkeeper: nothing is left to do but to save step {step}: it is tried again for "
+                            f"{left_s:.0f} s; mend the storage, or signal twice to end without it"
+                        )
                     time.sleep(pause_s)
                     pause_s *= 2
                 self._save(name, [self._shared])

@@ -51,10 +51,14 @@ class Loader:
         names: of the objects.
         ranks: of this group.
         fresh: begin anew, whatever there is.
+        accept: what may differ from the run that was saved.
     """
 
-    def __init__(self, manager: Manager, tiers: list[Tier], names: Names, ranks: Ranks, fresh: bool) -> None:
+    def __init__(
+        self, manager: Manager, tiers: list[Tier], names: Names, ranks: Ranks, fresh: bool, accept: tuple[str, ...]
+    ) -> None:
         self._manager, self._tiers, self._names, self._ranks, self._fresh = manager, tiers, names, ranks, fresh
+        self._accept = accept
         self._trains = ""  # who did when this group came, as long as it has not been given its state
 
     def load(self, step: int | None) -> Manifest | None:
@@ -72,6 +76,7 @@ class Loader:
             )
             return None
         for candidate in candidates:
+            self._check_seed(candidate.manifest)
             if self._try(candidate):
                 return candidate.manifest
         used: bool = self._ranks.of_first(self._used() if self._ranks.first else False)
@@ -83,6 +88,15 @@ class Loader:
             )
         self._say(f"no checkpoint in {self._tiers[-1].folder.path}: the run begins at step 0")
         return None
+
+    def _check_seed(self, manifest: Manifest) -> None:
+        """Before anything is overwritten; what else must be alike is known at the first step (`facts`)."""
+        if manifest.seed != self._manager.seed and "seed" not in self._accept:
+            raise UsageError(
+                f"the checkpoint of step {manifest.step} is of a run with seed {manifest.seed}, and this one has "
+                f"{self._manager.seed}: its data order would be another; give it the former, or if another is meant, "
+                "Checkpoints(accept=('seed',))"
+            )
 
     def healed(self) -> None:
         """The state here is the members'."""

@@ -60,7 +60,10 @@ def restore(path: Path, manifest: Manifest, names: Names, ranks: Ranks) -> Resto
     try:
         target = Target(registry, layout)
     except StateDoesNotFit as error:
-        raise OtherState(f"the checkpoint {path} does not fit: {error}") from error
+        raise OtherState(
+            f"the checkpoint {path} is of another script: {error}; start the one that wrote it, or begin anew with "
+            "Checkpoints(fresh=True)"
+        ) from error
     tensors = target.tensors()
     state_dict = state_dict_of(layout, tensors, names)
     wanted = flat_tensors(state_dict)

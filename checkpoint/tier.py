@@ -150,7 +150,7 @@ class Tier:
         )  # fmt: skip
         loud = f"ALARM: {failures} saves in a row came to nothing: " if alarm else ""
         what = f"no checkpoint of step {step}" if step else "no checkpoint"
-        again = f"; tried again after {again_s:.0f} s" if again_s else ""
+        again = f"; tried again after {again_s:.0f} s" if again_s and not self.ending else ""
         goes_on = "" if self.ending else "; training goes on"
         newest = f"; the newest is of step {self.committed}" if alarm and self.committed >= 0 else ""
         say(f"lightkeeper: {loud}{what} in {self.folder.path}: {reason}{goes_on}{again}{newest}")

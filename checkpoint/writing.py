@@ -252,4 +252,6 @@ def _brief(error: BaseException) -> str:
         name = os.path.basename(str(error.filename or ""))
         return f"{error.strerror}{f' ({name})' if name else ''}"
     lines = str(error).strip().splitlines()
+    if any("unexpected pos" in line for line in lines):  # all that torch's writer says of a write that fell short
+        return "the storage took less than was written: is it full? (torch says: " + lines[0][:150] + ")"
     return (f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)[:300]

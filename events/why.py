@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from lightkeeper.errors import UsageError
+from lightkeeper.events.header import Event
+from lightkeeper.events.of_checkpoints import CheckpointFailed, CheckpointSaved
 from lightkeeper.events.outcome import Cost
 from lightkeeper.events.verdict import Culprit, Incident
 from lightkeeper.words import shown
@@ -70,6 +72,16 @@ def lines(incident: Incident, all_of_them: Sequence[Incident] = ()) -> list[str]
     told = [_short(line) for line in told]
     told[1] += _others([one for one in all_of_them if one is not incident])
     return told
+
+
+def unsaved(events: Sequence[Event]) -> str:
+    """``; 3 saves failed or late since the newest checkpoint, last: ...``; "" if none did."""
+    newest = max((i for i, event in enumerate(events) if isinstance(event, CheckpointSaved)), default=-1)
+    failed = [event for event in events[newest + 1 :] if isinstance(event, CheckpointFailed)]
+    if not failed:
+        return ""
+    saves = "1 save" if len(failed) == 1 else f"{len(failed)} saves"
+    return shown(f"; {saves} failed or late since the newest checkpoint, last: {failed[-1].reason}", CHARS_MAX)
 
 
 def _others(others: Sequence[Incident]) -> str:

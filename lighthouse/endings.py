@@ -61,9 +61,7 @@ class Endings(Telling):
         missing = self._who_is_missing(concluded.members) or self.recovery.cause
         names = ", ".join(few(concluded.members))
         left = f"{names} alone was" if len(concluded.members) == 1 else f"only {names} were"
-        kept = (
-            f"{keeper} keeps step {concluded.first_step - 1}, the last one committed, if its script saves checkpoints"
-        )
+        kept = f"{keeper} keeps the state after step {concluded.first_step - 1}, if its script saves checkpoints"
         return (
             f"{m.QUORUM_LOST}: {missing[:MISSING_CHARS_MAX]}; of at least {self.config.minimum} groups {left} left for "
             f"{wait_s:g} s; {kept if keeper else 'no step was committed since the job began'}; start all groups again, "

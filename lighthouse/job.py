@@ -19,8 +19,13 @@ from lightkeeper.lighthouse.spares import MEMBER, RESERVE, at_work, parked_words
 from lightkeeper.lighthouse.speeds import Dealer, usual
 
 CALLS_S = 5.0  # within which a manager has tried all its addresses
-MAY_NOT = "this lighthouse may not leave anybody out until they come, or `lightkeeper fence` says that they are gone"
-MAY_TRAIN = "they may be training without this lighthouse; if they are gone, say so with `lightkeeper fence`"
+MAY_NOT = (
+    "this lighthouse may not leave anybody out until they come, or `lightkeeper fence --group NAME` says that they are "
+    "gone"
+)
+MAY_TRAIN = (
+    "they may be training without this lighthouse; if they are gone, say so with `lightkeeper fence --group NAME`"
+)
 NOBODY_CALLS = (
     "nobody of this job is in touch with this lighthouse: it cannot use your word; name the one that the groups talk to"
 )
@@ -314,7 +319,9 @@ class Job:
         if not again:
             return MAY_NOT
         names = ", ".join(again)
-        return f"the earlier processes of {names} may still live; `lightkeeper fence` says that they are gone"
+        return (
+            f"the earlier processes of {names} may still live; `lightkeeper fence --group NAME` says that they are gone"
+        )
 
     def _called(self, name: str, now: float) -> bool:
         """Whether a group is in touch, or has called so lately that it will again."""

@@ -196,7 +196,9 @@ def _read(one: Listed, load: Load | None) -> Verdict | None:
 
 def prune(
     folder: _Dir,
-    keep: Annotated[int, typer.Option(help="How many of the newest stay that are committed and have all their files.")],
+    keep: Annotated[
+        int, typer.Option(help="How many of the newest stay that are committed and have all their files.")
+    ] = 3,
     keep_every: Annotated[int, typer.Option(help="Also those stay whose step is a multiple of this; 0: none.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     older_half_written: Annotated[

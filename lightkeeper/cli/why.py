@@ -27,7 +27,7 @@ def command(
         known = (
             "the members tell of no loss, and of no failed reduce" if blind else "nobody was lost, and no reduce failed"
         )
-        sys.stdout.write("null\n" if json else f"no incident in {run}: {known}\n")
+        sys.stdout.write("null\n" if json else f"no incident in {run}: {known}{why.unsaved(log.events)}\n")
     else:
         incident = why.choose(incidents, which)
         told = [why.json_line(incident)] if json else why.lines(incident, incidents)

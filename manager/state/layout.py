@@ -222,7 +222,7 @@ def compare(mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
     for path in dict.fromkeys([*mine, *theirs]):
         here, there = mine.get(path, "missing"), theirs.get(path, "missing")
         if here != there:
-            lines.append(f"{path} is {here} here and {there} there")
+            lines.append(f"{path!r} is {here} here and {there} there")
     return lines
 
 

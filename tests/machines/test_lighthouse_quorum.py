@@ -57,7 +57,7 @@ def test_after_it_the_job_ends_and_the_survivor_keeps_its_last_step() -> None:
     assert (told.ok, told.keep, told.quorum_lost) == (False, "g0", True)
     assert told.reason == (
         "quorum lost: g1, g2 lost: rank 0 was killed by SIGKILL; of at least 2 groups g0 alone was left for 10 s; "
-        "g0 keeps step 4, the last one committed, if its script saves checkpoints; start all groups again, and the job "
+        "g0 keeps the state after step 4, if its script saves checkpoints; start all groups again, and the job "
         "goes on from there"
     )
     assert world.noted("job_stopped") == [{"reason": told.reason, "ok": False, "keep": "g0"}]
@@ -80,7 +80,7 @@ def test_who_was_lost_in_an_earlier_epoch_is_named_too() -> None:
     assert reason.startswith(
         "quorum lost: g2 lost: rank 0 exited 1; g1 lost: rank 0 was killed by SIGKILL; of at least 2"
     )
-    assert "g0 keeps step 7, the last one committed," in reason
+    assert "g0 keeps the state after step 7, " in reason
 
 
 def test_a_job_that_has_committed_nothing_has_nothing_to_keep() -> None:
@@ -198,7 +198,7 @@ def test_the_lower_slot_that_is_one_entry_behind_does_not_keep_it() -> None:
     world.promise("g0", step=4)
     world.promise("g2", step=5)
     world.pass_s(WAIT_S, {"g0": 5, "g2": 6})
-    assert stop(world, "g2").keep == "g2" and "g2 keeps step 5, the last one committed" in stop(world, "g2").reason
+    assert stop(world, "g2").keep == "g2" and "g2 keeps the state after step 5, " in stop(world, "g2").reason
     assert not stop(world, "g0").keep
 
 

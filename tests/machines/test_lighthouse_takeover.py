@@ -361,7 +361,7 @@ def test_who_returns_where_its_end_was_not_seen_is_not_taken_for_the_one_that_is
     for group in ("g0", "g1"):
         world.promise(group, 4)
     world.pass_s(2, {"g0": 5, "g1": 5, "g2/i2": 0})
-    assert world.reason("g0").startswith("g2: the earlier processes of g2 may still live; `lightkeeper fence`")
+    assert world.reason("g0").startswith("g2: the earlier processes of g2 may still live; `lightkeeper fence --group")
     assert world.fence("g2", "ann") == ""
     assert not world.told("g2/i2", m.Fence), "the word is about the earlier ones"
 

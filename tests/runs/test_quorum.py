@@ -29,7 +29,7 @@ def test_the_survivor_keeps_the_last_step_once_and_nobody_hurries_it(job: Job) -
     stopped = facts.one(schema.JobStopped)
     assert (stopped.ok, stopped.keep, stopped.reason) == (False, "g0", reason)
     assert reason.startswith("quorum lost: ") and "g1" in reason and "g2" in reason and "SIGKILL" in reason
-    assert f"g0 keeps step {last}, the last one committed" in reason
+    assert f"g0 keeps the state after step {last}, " in reason
     assert not facts.all(schema.Stuck) and not facts.all(schema.Fenced, group="g0")
     assert f"ends with exit code 105: {reason}" in facts.said["g0"]
     told = "\n".join(line for incident in incidents(facts.events) for line in why.lines(incident))

@@ -257,7 +257,7 @@ def test_a_state_that_does_not_fit_is_named_before_anything_is_overwritten():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda r: r.register("more", torch.ones(1)), "more is tensor here and missing there"),
+        (lambda r: r.register("more", torch.ones(1)), "'more' is tensor here and missing there"),
         (lambda r: r.shared["model"].register_parameter("bias", nn.Parameter(torch.ones(2))), "model.bias is float32"),
         (lambda r: r.shared["model"].to(torch.float64), r"model\.embed\.weight is float64"),
         (lambda r: r.shared["optimizer"].add_param_group({"params": [nn.Parameter(torch.ones(1))]}), "groups have"),
