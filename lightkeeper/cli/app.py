@@ -35,6 +35,7 @@ def build() -> typer.Typer:
         launch,
         lighthouse,
         manager,
+        preflight,
         simulate,
         status,
         why,
@@ -60,6 +61,7 @@ def build() -> typer.Typer:
     app.command("events")(events.command)
     app.command("why")(why.command)
     app.command("diagnose")(diagnose.command)
+    app.command("preflight")(preflight.command)
     app.command("status")(status.command)
     app.command("drain")(drain.command)
     app.command("fence")(fence.command)

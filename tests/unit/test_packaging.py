@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = (
     "manager", "lighthouse", "events", "bench", "examples", "protos", "simulator", "integrations", "chaos",
-    "checkpoint",
+    "checkpoint", "supervisor",
 )  # fmt: skip
 TORCHTITAN = ("lightkeeper.integrations.torchtitan", "lightkeeper.examples.train_titan")  # who may import it
 DATA_SUFFIXES = (".py", ".pyi", ".typed", ".proto", ".toml")
