@@ -26,6 +26,7 @@ GRACE_S = 5.0  # beyond what a call was to take at most
 RETRY_S = 0.2
 KEY_BYTES_MAX = 64 * 1024
 START_S = 10.0
+STOP_S = 2.0  # for the last answers to leave
 
 
 class MeetingLost(RuntimeError):
@@ -152,9 +153,9 @@ class Meeting:
 
     def stop(self) -> None:
         """Ends, once the answers that are being given have left."""
-        asyncio.run_coroutine_threadsafe(self._server.stop(GRACE_S), self._loop).result(2 * GRACE_S)
+        asyncio.run_coroutine_threadsafe(self._server.stop(STOP_S), self._loop).result(2 * STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(GRACE_S)
+        self._thread.join(STOP_S)
 
 
 class Place:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightkeeper.manager.evidence.gpu import gpu_counters, has_nvml
 
-NOT_INSTALLED = "nvidia-ml-py is not installed"
+NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean a fault of cooling or power, by NVML's reference,
 # "NvmlClocksEventReasons"; the others are idleness, a cap that was set, or the usual limit of power.

@@ -14,7 +14,7 @@ from typing import Any
 from lightkeeper.supervisor.preflight.request import Request
 from lightkeeper.wire import own_address_towards
 
-START_S = 20.0  # torch's import, beside that of others
+START_S = 25.0  # torch's import, beside that of others
 GRACE_S = 3.0
 
 

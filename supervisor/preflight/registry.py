@@ -44,13 +44,13 @@ CHECKS = (
     _check("facts", "all nodes are made of the same", 15, PEERS, after="versions", requires="peers"),
     _check("clock", "the clocks of all nodes agree", 10, PEERS, after="facts", requires="peers"),
     _check("storage", "all nodes write and read at once", 30, PATH, after="clock checkpoint matmul peers", alone=True),
-    _check("bandwidth-node", "all-reduce among the ranks of this node", 30, TORCH, after="storage", alone=True),
+    _check("bandwidth-node", "all-reduce among the ranks of this node", 45, TORCH, after="storage", alone=True),
     _check(
-        "bandwidth-pairs", "all-reduce between pairs of nodes", 45, PEERS, TORCH,
+        "bandwidth-pairs", "all-reduce between pairs of nodes", 75, PEERS, TORCH,
         after="bandwidth-node", requires="peers", alone=True,
     ),
     _check(
-        "bandwidth-all", "all-reduce among all ranks of all nodes", 30, PEERS, TORCH,
+        "bandwidth-all", "all-reduce among all ranks of all nodes", 60, PEERS, TORCH,
         after="bandwidth-pairs", requires="peers", alone=True,
     ),
 )  # fmt: skip

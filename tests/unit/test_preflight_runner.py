@@ -36,7 +36,7 @@ def made(act: str, *checks: Check, whole_s: float = 60.0, jobs: int = 4) -> list
 
 
 def test_a_check_that_hangs_is_ended_with_its_children_and_the_others_are_made(tmp_path: Path) -> None:
-    hangs = replace(BAD, name="hangs", limit_s=4.0)
+    hangs = replace(BAD, name="hangs", limit_s=3.0)
     after = replace(BAD, name="after", module="lightkeeper.supervisor.preflight.checks.disk", after=("hangs",))
     builds_on = replace(after, name="builds on", requires=("hangs",))
     hung, well, lacking = made(f"hang@{tmp_path}", hangs, after, builds_on)
@@ -50,9 +50,9 @@ def test_a_check_that_hangs_is_ended_with_its_children_and_the_others_are_made(t
 
 def test_the_whole_has_a_limit_too(tmp_path: Path) -> None:
     late = replace(BAD, name="late", after=("bad",))
-    hung, left = made(f"hang@{tmp_path}", BAD, late, whole_s=3.0)
-    assert hung.state == "failed" and hung.reason.startswith("hung for 3")
-    assert (left.state, left.reason) == ("failed", "no time was left for it within 3 s: do not join")
+    hung, left = made(f"hang@{tmp_path}", BAD, late, whole_s=1.0)
+    assert hung.state == "failed" and hung.reason.startswith("hung for 1 s")
+    assert (left.state, left.reason) == ("failed", "no time was left for it within 1 s: do not join")
 
 
 @pytest.mark.parametrize(

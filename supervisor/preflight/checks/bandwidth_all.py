@@ -11,7 +11,7 @@ from lightkeeper.supervisor.preflight.request import Request
 from lightkeeper.supervisor.preflight.results import Result, failed, ok, skipped
 from lightkeeper.supervisor.preflight.together import with_others, without
 
-READY_S = 12.0
+READY_S = 20.0
 TIMEOUT_S = 8.0
 FIGURE = "allreduce_all_gbps"
 

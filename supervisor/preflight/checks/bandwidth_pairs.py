@@ -7,14 +7,14 @@ from typing import Any
 
 from lightkeeper.supervisor.preflight import sweep
 from lightkeeper.supervisor.preflight.meeting import Place
-from lightkeeper.supervisor.preflight.ranks import Ranks
+from lightkeeper.supervisor.preflight.ranks import GRACE_S, Ranks
 from lightkeeper.supervisor.preflight.request import Request
 from lightkeeper.supervisor.preflight.results import Result, failed, ok, skipped
 from lightkeeper.supervisor.preflight.sweep import Pair
 from lightkeeper.supervisor.preflight.together import with_others, without
 
-READY_S = 12.0
-PAIR_S = 6.0
+READY_S = 20.0  # some import torch from a slow storage
+PAIR_S = 8.0
 SPARE_S = 5.0
 WAVES_MAX = 3  # of one round: where most are slow, some stay in doubt
 FIGURE = "allreduce_pair_gbps"
@@ -72,7 +72,7 @@ def _rounds(request: Request, place: Place, ranks: Ranks, nodes: list[int], floo
         for pair in (pair for wave in waves for pair in wave if request.node_rank in pair):
             name = f"pair-{number}-{pair[0]}-{pair[1]}"
             mine[name] = ranks.measure(name, pair.index(request.node_rank), 2, PAIR_S).gbps
-        heard = place.exchange(f"pairs-{number}", mine, len(waves) * PAIR_S + SPARE_S, nodes)
+        heard = place.exchange(f"pairs-{number}", mine, len(waves) * (PAIR_S + GRACE_S) + SPARE_S, nodes)
         for pair in (pair for wave in waves for pair in wave):
             name = f"pair-{number}-{pair[0]}-{pair[1]}"
             measured[pair] = min(float(heard.values.get(node, {}).get(name, 0.0)) for node in pair)
