@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -15,6 +17,7 @@ from typing import Any
 
 PROBE_BYTES = 1 << 18
 REPEATS = 3
+GRACE_S = 3.0  # beyond a group's time-out, for what it does before and after
 BUDGET_S = 2.0  # a slow link gets fewer bytes: that it is slow is seen in any case
 
 
@@ -59,16 +62,47 @@ def main() -> None:
 
 
 def _obey(orders: int, answers: int) -> None:
-    """One rank, until there are no more orders."""
+    """One rank, until there are no more orders: each is done by a process forked for it.
+
+    A group whose peer hangs cannot be aborted; its process can be killed, and the next order finds nothing left of it.
+    """
+    from lightkeeper.manager.processes import die_with_parent
+
     _tell(answers, {"ready": True})
+    this = os.getpid()
     with os.fdopen(orders) as lines:
         for line in lines:
             order = json.loads(line)
-            try:
-                told: dict[str, Any] = {"gbps": _timed(order)}
-            except (RuntimeError, TimeoutError) as error:  # torch's names for what a peer or the network did
-                told = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
-            _tell(answers, told | {"group": order["group"]})
+            pid = os.fork()
+            if pid == 0:
+                die_with_parent()
+                if os.getppid() == this:
+                    _tell(answers, _done(order) | {"group": order["group"]})
+                os._exit(0)
+            if why := _why_not(pid, order["timeout_s"] + GRACE_S):
+                _tell(answers, {"error": why, "group": order["group"]})
+
+
+def _done(order: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"gbps": _timed(order)}
+    except (RuntimeError, TimeoutError) as error:  # torch's names for what a peer or the network did
+        return {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
+
+
+def _why_not(pid: int, within_s: float) -> str:
+    """Waits for a rank's process, and ends it after so many seconds; why it has not answered, empty if it has."""
+    from lightkeeper.manager.exits import describe_exit
+
+    descriptor = os.pidfd_open(pid)
+    late = not select.select([descriptor], [], [], within_s)[0]
+    os.close(descriptor)
+    if late:
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if late:
+        return f"it did not get done within {within_s:g} s"
+    return f"the rank {describe_exit(code)}" if code else ""
 
 
 def _tell(answers: int, told: dict[str, Any]) -> None:

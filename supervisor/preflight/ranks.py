@@ -11,11 +11,17 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from lightkeeper.supervisor.preflight.collective import GRACE_S
 from lightkeeper.supervisor.preflight.request import Request
 from lightkeeper.wire import own_address_towards
 
 START_S = 25.0  # torch's import, beside that of others
-GRACE_S = 3.0
+ANSWER_S = 2.0
+
+
+def longest_s(timeout_s: float) -> float:
+    """How long an all-reduce may take before it is given up."""
+    return timeout_s + GRACE_S
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Ranks:
                 os.write(pipe, json.dumps(order).encode() + b"\n")
             except BrokenPipeError:
                 return Measured(error=f"rank {local} of this node has ended", silent=True)
-        answers = self._all(time.monotonic() + timeout_s + GRACE_S, group)
+        answers = self._all(time.monotonic() + longest_s(timeout_s) + ANSWER_S, group)
         for answer in answers:
             if "error" in answer:
                 return Measured(error=answer["error"], silent=bool(answer.get("silent")))

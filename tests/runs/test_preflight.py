@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -165,6 +166,52 @@ def test_all_measure_and_calibrate(nodes: Nodes, tmp_path: Path) -> None:
     for name in ("bandwidth-pairs", "bandwidth-all"):
         assert all("no floor: not judged" in result(report, name)["reason"] for report in reports)
     assert result(reports[0], "bandwidth-all")["reason"].startswith("6 ranks of 3 nodes")
+
+
+@pytest.mark.long
+def test_a_node_that_freezes_while_it_is_measured_is_named_and_the_others_are_measured(nodes: Nodes) -> None:
+    for node in range(3):
+        nodes.start(node, "--only", "bandwidth-pairs,bandwidth-all", "--bandwidth-mib", "512")
+    frozen = freeze_in_a_group(nodes.processes[1])
+    reports = {node: nodes.report(node) for node in (0, 2)}
+    assert all(process.status() == psutil.STATUS_STOPPED for process in frozen)
+    for report in reports.values():
+        assert report["may_join"], report
+        assert "node 1 is slow with every partner" in result(report, "bandwidth-pairs")["reason"]
+        assert result(report, "bandwidth-pairs")["evidence"]["missing"] == [1]
+        assert result(report, "bandwidth-all")["evidence"]["nodes"] == [0, 2]
+        assert report["nodes"]["1"] == {"came": False}
+
+
+def freeze_in_a_group(command: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Stops all processes of a node once one of them takes part in an all-reduce: that one is two below torch's."""
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        with contextlib.suppress(psutil.NoSuchProcess):  # checks come and go meanwhile
+            tree = [psutil.Process(command.pid), *psutil.Process(command.pid).children(recursive=True)]
+            if sum("preflight.collective" in " ".join(process.cmdline()) for process in tree) >= 3:
+                for process in tree:
+                    process.send_signal(signal.SIGSTOP)
+                return tree
+        time.sleep(0.005)
+    raise AssertionError("nothing was measured")
+
+
+@pytest.mark.long
+def test_a_node_whose_own_ranks_are_slow_is_left_out_of_what_the_others_measure(nodes: Nodes, tmp_path: Path) -> None:
+    floors = tmp_path / "floors.json"
+    floors.write_text('{"allreduce_node_gbps": 1e6}')
+    for node in range(3):
+        judged = ("--floors", str(floors)) if node == 1 else ()
+        only = ("--only", "bandwidth-node,bandwidth-pairs,bandwidth-all", "--ranks", "2", "--bandwidth-mib", "4")
+        nodes.start(node, *only, *judged)
+    reports = [nodes.report(node) for node in range(3)]
+    assert [report["may_join"] for report in reports] == [True, False, True]
+    assert reports[1]["reasons"][0].startswith("bandwidth-node: allreduce_node_gbps")
+    assert "as they should" in result(reports[1], "bandwidth-pairs")["reason"]
+    for report in (reports[0], reports[2]):
+        assert list(result(report, "bandwidth-pairs")["evidence"]["gbps"]) == ["0-2"]
+        assert result(report, "bandwidth-all")["reason"].startswith("4 ranks of 2 nodes")
 
 
 def ip(*words: str) -> None:

@@ -399,3 +399,5 @@ def test_pairs_are_judged_by_a_floor_or_by_a_sweep() -> None:
     said(bandwidth_pairs.judged(about[0], slow, 5.0), "ok", "node 2 is slow with every partner")
     hung = {(0, 1): 10.0, (1, 2): 0.0, (0, 2): 0.0}
     assert [bandwidth_pairs.judged(about[node], hung, done).state for node in range(3)] == ["ok", "ok", "failed"]
+    of_0 = bandwidth_pairs.judged(about[0], hung, done, [2], [7])
+    assert of_0.evidence["named"] == [2, 7] and of_0.figures == {bandwidth_pairs.FIGURE: 10.0}

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from lightkeeper.supervisor.preflight.floors import below, said
 from lightkeeper.supervisor.preflight.meeting import Place
-from lightkeeper.supervisor.preflight.ranks import Ranks
+from lightkeeper.supervisor.preflight.ranks import Ranks, longest_s
 from lightkeeper.supervisor.preflight.request import Request
 from lightkeeper.supervisor.preflight.results import Result, failed, ok, skipped
 from lightkeeper.supervisor.preflight.together import with_others, without
 
 READY_S = 20.0
 TIMEOUT_S = 8.0
+SPARE_S = 5.0
 FIGURE = "allreduce_all_gbps"
 
 
@@ -22,7 +23,7 @@ def look(request: Request, earlier: Mapping[str, Result], place: Place) -> Resul
     pairs = earlier.get("bandwidth-pairs")
     named = set(pairs.evidence.get("named", [])) if pairs else set()
     if request.node_rank in named:
-        return skipped("left out, as the pairs have named this node")
+        return skipped("left out, as this node was found unfit before")
     ranks = Ranks(request, request.ranks)
     try:
         if why := ranks.start():
@@ -37,7 +38,7 @@ def look(request: Request, earlier: Mapping[str, Result], place: Place) -> Resul
         ranks.end()
     if found.silent:
         return failed(found.error)
-    heard = place.exchange("all-done", found.error, TIMEOUT_S, nodes)
+    heard = place.exchange("all-done", found.error, SPARE_S + longest_s(TIMEOUT_S), nodes)
     missing = (*ready.missing, *heard.missing)
     evidence = {"nodes": nodes, "errors": {str(node): error for node, error in heard.values.items() if error},
                 "missing": list(missing)}  # fmt: skip
