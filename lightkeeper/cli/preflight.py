@@ -84,8 +84,11 @@ def command(
     request = _request(expect, floors, token_file, sweep, given)
     if calibrate is not None and not calibrate.absolute().parent.is_dir():
         raise UsageError(f"--calibrate {calibrate}: there is no folder {calibrate.absolute().parent}")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no check outlives this
-    report = preflight(request, checks, jobs, whole_s, _say_if_failed)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no check outlives it
+    try:
+        report = preflight(request, checks, jobs, whole_s, _say_if_failed)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     _print(report, json)
     if calibrate is not None:
         _calibrate(str(calibrate), report)

@@ -6,6 +6,7 @@ usual on hardware that was not seen before.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,10 @@ from lightkeeper.errors import UsageError
 
 MARGIN = 0.2  # of a good figure: what varies between two runs on healthy nodes
 FILE_BYTES_MAX = 64 * 1024
+FIGURES = (
+    "allreduce_node_gbps", "allreduce_pair_gbps", "allreduce_all_gbps", "storage_write_gbps", "storage_read_gbps",
+    "storage_write_alone_gbps", "storage_read_alone_gbps",
+)  # fmt: skip
 
 
 def floors_from(measured: Iterable[Mapping[str, float]], margin: float = MARGIN) -> dict[str, float]:
@@ -53,7 +58,7 @@ def read_floors(path: str) -> dict[str, float]:
     """The floors in a file that `write_floors` wrote, or somebody by hand: an object of names and numbers.
 
     Raises:
-        UsageError: it cannot be read, or holds something else.
+        UsageError: it cannot be read, or holds something else, or a figure that nobody measures.
     """
     try:
         with open(path, "rb") as file:
@@ -67,6 +72,11 @@ def read_floors(path: str) -> dict[str, float]:
     )
     if not good:
         raise UsageError(f"--floors {path}: give an object of figures' names and numbers, as --calibrate writes it")
+    for name in content:
+        if name not in FIGURES:
+            near = difflib.get_close_matches(name, FIGURES, 1)
+            told = f": is {near[0]} meant?" if near else f"; there are {', '.join(FIGURES)}"
+            raise UsageError(f"--floors {path}: there is no figure {name!r}{told}")
     return {name: float(value) for name, value in content.items()}
 
 
@@ -76,7 +86,7 @@ def write_floors(path: str, floors: Mapping[str, float]) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    made = Path(f"{path}.{os.getpid()}")
+    made = Path(f"{path}.{os.uname().nodename}.{os.getpid()}")  # several nodes may write to one storage
     try:
         made.write_text(json.dumps(dict(floors), indent=1) + "\n", "utf-8")
         made.replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from cli_said import one_line, only_the_token
 
 from lightkeeper.cli.app import run
 from lightkeeper.errors import UsageError
-from lightkeeper.manager.processes import has_ended
+from lightkeeper.manager.processes import has_ended, kill_tree
 from lightkeeper.supervisor.preflight import floors, registry
 from lightkeeper.supervisor.preflight.check import Check
 from lightkeeper.supervisor.preflight.gathering import Gathering, Refused
@@ -55,6 +56,19 @@ def test_the_whole_has_a_limit_too(tmp_path: Path) -> None:
     assert (left.state, left.reason) == ("failed", "no time was left for it within 1 s: do not join")
 
 
+@pytest.mark.long
+def test_a_check_that_sigkill_does_not_end_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it waited in the kernel: the kills have no effect here."""
+    monkeypatch.setattr("lightkeeper.supervisor.preflight.runner.kill_tree", lambda pid: [])
+    monkeypatch.setattr("lightkeeper.supervisor.preflight.runner.kill_sessions", lambda pids: [])
+    monkeypatch.setattr("lightkeeper.supervisor.preflight.runner.KILL_S", 0.1)
+    (found,) = made(f"hang@{tmp_path}", replace(BAD, limit_s=3.0))
+    assert "and SIGKILL did not end it: sleeping" in found.reason and found.reason.endswith("do not join")
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        assert not has_ended(pid)
+        kill_tree(pid)
+
+
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
@@ -82,6 +96,20 @@ def test_a_check_is_told_what_those_before_it_found_and_one_that_measures_is_alo
     runner = Runner(Request(), 4, 60.0, lambda result: spans.append(result.name))
     assert runner.run(checks)[2].reason == "after a"
     assert spans[-1] == "alone" and set(spans) == {"a", "b", "alone"}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_more_checks_run_at_once_than_is_said(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = []
+    start = Runner._start
+
+    def counted(runner: Runner, check: Check) -> None:
+        start(runner, check)
+        at_once.append(len(runner._running))
+
+    monkeypatch.setattr(Runner, "_start", counted)
+    assert len(made("", *(replace(BAD, name=name) for name in "abc"), jobs=jobs)) == 3
+    assert max(at_once) == jobs and len(at_once) == 3
 
 
 def test_names_are_checked_and_what_is_built_on_is_made_too() -> None:
@@ -115,14 +143,15 @@ def test_values_survive_their_journey() -> None:
 
 
 def test_floors_are_the_lowest_figures_less_a_margin(tmp_path: Path) -> None:
-    found = floors.floors_from([{"a_gbps": 10.0, "b_gbps": 5.0}, {"a_gbps": 8.0}])
-    assert found == {"a_gbps": pytest.approx(6.4), "b_gbps": pytest.approx(4.0)}
+    node, pair = "allreduce_node_gbps", "allreduce_pair_gbps"
+    found = floors.floors_from([{node: 10.0, pair: 5.0}, {node: 8.0}])
+    assert found == {node: pytest.approx(6.4), pair: pytest.approx(4.0)}
     path = str(tmp_path / "floors.json")
     floors.write_floors(path, found)
     assert floors.read_floors(path) == found
-    assert floors.below({"a_gbps": 6.3, "c_gbps": 0.1}, found) == ["a_gbps 6.3 is below its floor 6.4"]
+    assert floors.below({node: 6.3, "c_gbps": 0.1}, found) == [f"{node} 6.3 is below its floor 6.4"]
     assert floors.said({"c_gbps": 0.1}, found) == "c_gbps 0.1 (no floor: not judged)"
-    for content in ("{", "[]", '{"a": "1"}', '{"a": -1}', '{"a": true}'):
+    for content in ("{", "[]", '{"a": "1"}', '{"a": -1}', '{"a": true}', '{"allreduce_nod_gbps": 1}'):
         Path(path).write_text(content)
         with pytest.raises(UsageError, match="--floors"):
             floors.read_floors(path)
@@ -213,6 +242,14 @@ def test_wrong_words(
     only_the_token(monkeypatch)
     assert run(["preflight", *words]) == 2
     assert piece in one_line(capsys)
+
+
+def test_node_0_says_that_it_cannot_listen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    only_the_token(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert run(["preflight", "--nnodes", "2", "--rendezvous", where, "--only", "peers"]) == 2
+    assert one_line(capsys) == f"--rendezvous {where}: node 0 cannot listen there"
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
