@@ -46,7 +46,7 @@ OPTIONS: dict[str, Any] = {
     "nnodes": _one(int, "--nnodes", "Nodes that are looked at together; the same command is started on each.", "1"),
     "node_rank": _one(int, "--node-rank", "Which of them this is, from 0.", "0"),
     "rendezvous": _one(str, "--rendezvous", "Where they meet: node 0 listens there.", metavar="HOST:PORT"),
-    "ranks": _one(int, "--ranks", "Ranks of each node in an all-reduce.", "1"),
+    "ranks": _one(int, "--ranks", "Ranks of each node in an all-reduce.", "--gpus, else 1"),
     "wait_s": _one(float, "--wait-s", "How long the other nodes may take to come, seconds.", "30"),
     "bandwidth_mib": _one(int, "--bandwidth-mib", "Size of an all-reduce, MiB.", "64"),
     "storage_mib": _one(int, "--storage-mib", "What each node writes and reads, MiB.", "64"),
@@ -120,6 +120,7 @@ def _request(
     from lightkeeper.supervisor.preflight.request import Request
 
     fields = {name: value for name, value in given.items() if value is not None}
+    fields.setdefault("ranks", max(1, fields.get("gpus") or 1))
     fields["disks"] = dict(_split(text, "--disk", "PATH:GIB", False) for text in fields.pop("disk", ()))
     fields["links"] = dict(_split(text, "--link", "NAME[:GBIT]", True) for text in fields.pop("link", ()))
     for option, name in (("port", "ports"), ("host", "hosts"), ("data", "data")):

@@ -75,7 +75,7 @@ class Request:
     def __post_init__(self) -> None:
         _within("--nnodes", self.nnodes, 1, NODES_MAX)
         _within("--node-rank", self.node_rank, 0, self.nnodes - 1)
-        _within("--ranks", self.ranks, 1, 64)
+        _within("--ranks", self.ranks, 1, 1024)
         _within("--wait-s", self.wait_s, 0.1, WHOLE_S_MAX / 2)
         _within("--bandwidth-mib", self.bandwidth_mib, 1, 4096)
         _within("--storage-mib", self.storage_mib, 1, 65536)

@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # so that the helpers beside it are found
 from cli_said import one_line, only_the_token
 
+from lightkeeper.cli import preflight
 from lightkeeper.cli.app import run
 from lightkeeper.errors import UsageError
 from lightkeeper.manager.processes import has_ended, kill_tree
@@ -242,6 +243,11 @@ def test_wrong_words(
     only_the_token(monkeypatch)
     assert run(["preflight", *words]) == 2
     assert piece in one_line(capsys)
+
+
+def test_there_are_as_many_ranks_as_gpus_unless_it_is_said() -> None:
+    asked = [preflight._request(None, None, None, False, given) for given in ({}, {"gpus": 8}, {"gpus": 8, "ranks": 4})]
+    assert [request.ranks for request in asked] == [1, 8, 4]
 
 
 def test_node_0_says_that_it_cannot_listen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
