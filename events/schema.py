@@ -20,6 +20,7 @@ from lightkeeper.events.of_checkpoints import (
     CheckpointSkipped,
     StopRequested,
 )
+from lightkeeper.events.of_supervisor import Notified, NotNotified
 
 __all__ = ["BY_NAME", "KINDS", "SCHEMA_VERSION", "Event", "kind_of"]  # and every kind
 
@@ -518,6 +519,7 @@ KINDS: tuple[type[Event], ...] = (
     Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
     TookOver, UserError, Unauthorised,
     CheckpointSaved, CheckpointFailed, CheckpointSkipped, CheckpointLoaded, StopRequested,
+    Notified, NotNotified,
     EventsDropped,
 )  # fmt: skip
 

@@ -36,6 +36,7 @@ def build() -> typer.Typer:
         lighthouse,
         manager,
         preflight,
+        notify,
         simulate,
         status,
         why,
@@ -63,6 +64,7 @@ def build() -> typer.Typer:
     app.command("diagnose")(diagnose.command)
     app.command("preflight")(preflight.command)
     app.command("status")(status.command)
+    app.command(notify.WORD)(notify.command)  # for the list of commands; `run` takes it before
     app.command("drain")(drain.command)
     app.command("fence")(fence.command)
     return app
@@ -93,7 +95,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words[:1] == ["notify"]:
+            from lightkeeper.cli import notify
+
+            return notify.run(words[1:])
         code = build()(args=list(arguments) if arguments is not None else None, standalone_mode=False)
     except TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)

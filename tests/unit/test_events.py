@@ -89,6 +89,7 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "restarts": 1,
         "final": "f",
         "failures": 2,
+        "via": "webhook h",
     }
     needed = {name: samples[name] for name in _required(kind)}
     EventLog(tmp_path, "lighthouse").write(kind(**needed))  # type: ignore[arg-type]
