@@ -37,6 +37,7 @@ def build() -> typer.Typer:
         manager,
         preflight,
         notify,
+        quarantine,
         simulate,
         status,
         why,
@@ -59,6 +60,7 @@ def build() -> typer.Typer:
     app.command("simulate")(simulate.command)
     app.add_typer(chaos.build(), name="chaos")
     app.add_typer(checkpoint.build(), name="checkpoint")
+    app.add_typer(quarantine.build(), name="quarantine")
     app.command("events")(events.command)
     app.command("why")(why.command)
     app.command("diagnose")(diagnose.command)
