@@ -40,6 +40,7 @@ def build() -> typer.Typer:
         quarantine,
         simulate,
         status,
+        watch,
         why,
     )
 
@@ -65,6 +66,7 @@ def build() -> typer.Typer:
     app.command("why")(why.command)
     app.command("diagnose")(diagnose.command)
     app.command("preflight")(preflight.command)
+    app.command("watch")(watch.command)
     app.command("status")(status.command)
     app.command(notify.WORD)(notify.command)  # for the list of commands; `run` takes it before
     app.command("drain")(drain.command)
