@@ -93,9 +93,15 @@ def run(words: Sequence[str], environment: dict[str, str] | None = None) -> int:
     kept = Kept(options.log, name, argv, ["output.log"] if joint else ["stdout.log", "stderr.log"])
     logs = dict(zip((1,) if joint else (1, 2), kept.logs, strict=True))
     begun_s = time.monotonic()
-    child = Child(argv, own, logs)
+    try:
+        child = Child(argv, own, logs)
+    except OSError as error:
+        raise ToldError(f"{name} cannot be started: {error.strerror or error}") from None
     code = child.wait()
-    _ended(options, settings, kept, child, name, code, time.monotonic() - begun_s)
+    try:
+        _ended(options, settings, kept, child, name, code, time.monotonic() - begun_s)
+    except Exception as error:  # a bug of ours, which is shown; whoever started the command still learns how it ended
+        sys.excepthook(type(error), error, error.__traceback__)
     return code if code >= 0 else 128 - code
 
 
@@ -158,7 +164,7 @@ def _message(kept: Kept, child: Child, name: str, code: int, seconds: float) -> 
         what="finished" if code == 0 else "failed",
         job=name,
         summary=f"{name} {how} after {_duration(seconds)}{asked}",
-        run=os.getcwd(),
+        run=kept.cwd,
         cause=_cause(lines) if code != 0 else "",
         evidence=kept.path,
         lines=tuple(lines[-1000:]),

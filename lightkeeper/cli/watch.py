@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from lightkeeper.words import shown
 
 if TYPE_CHECKING:
     from lightkeeper.supervisor.notify.message import Message
+    from lightkeeper.supervisor.notify.settings import Setting
     from lightkeeper.supervisor.watch.service import Ask
 
 NOT_WELL = 1
@@ -71,13 +73,7 @@ def command(
     """
     from lightkeeper.cli.telling import notifiers
 
-    if len(runs) > RUNS_MAX:
-        raise UsageError(f"at most {RUNS_MAX} runs, got {len(runs)}")
-    for value, option, lowest in ((stalled_after, "--stalled-after", 1.0), (interval_s, "--interval-s", 0.1)):
-        if value is not None and not lowest <= value <= 7 * 86400:
-            raise UsageError(f"{option} must be within {lowest:g}..{7 * 86400}, got {value:g}")
-    if once and interval_s is not None:
-        raise UsageError("--once looks once: --interval-s does not go with it")
+    _check(runs, stalled_after, interval_s, once)
     found = notifiers(
         webhook or [], run_command or [], mail_to or [], smtp, mail_from, smtp_security, smtp_user, smtp_password,
         settings,
@@ -85,7 +81,29 @@ def command(
     if job and not lighthouse:
         raise UsageError("--job is of no use without --lighthouse")
     ask = _asking(check_lighthouses(lighthouse, "--lighthouse"), require_token(token_file)) if lighthouse else None
+    with _notifying(found, log) as tell:
+        if once:
+            return _once(runs, stalled_after, ask, job, json, tell)
+        from lightkeeper.supervisor.watch.service import INTERVAL_S, watch
 
+        usual_s = INTERVAL_S if stalled_after is None else min(INTERVAL_S, max(0.1, stalled_after / 4))
+        well = watch(runs, stalled_after, _teller(json, tell), ask, job, interval_s or usual_s)
+        return 0 if well else NOT_WELL
+
+
+def _check(runs: list[Path], stalled_after: float | None, interval_s: float | None, once: bool) -> None:
+    if len(runs) > RUNS_MAX:
+        raise UsageError(f"at most {RUNS_MAX} runs, got {len(runs)}")
+    for value, option, lowest in ((stalled_after, "--stalled-after", 1.0), (interval_s, "--interval-s", 0.1)):
+        if value is not None and not lowest <= value <= 7 * 86400:
+            raise UsageError(f"{option} must be within {lowest:g}..{7 * 86400}, got {value:g}")
+    if once and interval_s is not None:
+        raise UsageError("--once looks once: --interval-s does not go with it")
+
+
+@contextmanager
+def _notifying(found: Sequence[Setting], log: Path | None) -> Iterator[Callable[[Message], None]]:
+    """Tells people in the background, and at the end waits for that within a bound."""
     from lightkeeper.events.writer import EventLog
     from lightkeeper.supervisor.notify.events import event_of
     from lightkeeper.supervisor.notify.notifier import Notifier
@@ -93,13 +111,7 @@ def command(
     events = None if log is None else EventLog(log, "watch")
     notifier = Notifier(found, None if events is None else lambda outcome: events.write(event_of(outcome)))
     try:
-        if once:
-            return _once(runs, stalled_after, ask, job, json, notifier.tell)
-        from lightkeeper.supervisor.watch.service import INTERVAL_S, watch
-
-        usual_s = INTERVAL_S if stalled_after is None else min(INTERVAL_S, max(0.1, stalled_after / 4))
-        well = watch(runs, stalled_after, _teller(json, notifier.tell), ask, job, interval_s or usual_s)
-        return 0 if well else NOT_WELL
+        yield notifier.tell
     finally:
         notifier.close(CLOSE_S_MAX)
 

@@ -39,7 +39,8 @@ class Kept:
             os.makedirs(self.path)
             for log in self.logs:
                 os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-            told = {"argv": list(argv), "name": name, "cwd": os.getcwd(), "host": os.uname().nodename}
+            self.cwd = os.getcwd()
+            told = {"argv": list(argv), "name": name, "cwd": self.cwd, "host": os.uname().nodename}
             self.write("command.json", {**told, "pid": os.getpid(), "wall": time.time()})
             for place in (self.path, above, *((os.path.dirname(above),) if new else ())):
                 _to_disk(place)

@@ -40,11 +40,12 @@ class Looker:
         self._facts = Facts(problem="it was not read yet")
         self._thread: threading.Thread | None = None
         self._begun_s = 0.0
+        self._read = False  # the folder, in the look that is under way
 
     def begin(self) -> None:
         """Begins a look, if the last one has ended."""
         if self._thread is None or not self._thread.is_alive():
-            self._begun_s = time.monotonic()
+            self._begun_s, self._read = time.monotonic(), False
             self._thread = threading.Thread(target=self._look, name="lightkeeper-look", daemon=True)
             self._thread.start()
 
@@ -52,20 +53,21 @@ class Looker:
         """What the look found; if it has not ended by then, what was known before, and that it does not answer."""
         assert self._thread is not None
         self._thread.join(max(0.0, until_s - time.monotonic()))
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() or self._read:
             return self._facts
         return replace(self._facts, problem=f"it does not answer for {duration(time.monotonic() - self._begun_s)}")
 
     def _look(self) -> None:
-        problem, step, words = self._reader.look(), -1, ""
-        if self._ask is not None:
-            jobs = sorted(self._reader.digest.jobs)
-            step, words = self._ask(self._job or (jobs[-1] if jobs else "job"))
-        evidence = ""
+        problem, evidence = self._reader.look(), ""
         with contextlib.suppress(OSError):
             kept = sorted(os.listdir(self.run / _INCIDENTS))
             evidence = str(self.run / _INCIDENTS / kept[-1]) if kept else ""
-        self._facts = self._reader.digest.facts(problem, step, words, evidence)
+        digest, before = self._reader.digest, self._facts
+        self._facts = digest.facts(problem, before.lighthouse_step, before.lighthouse, evidence)
+        self._read = True
+        if self._ask is not None:  # afterwards: several that do not answer take longer than a look may
+            step, words = self._ask(self._job or max(digest.jobs, default="job"))
+            self._facts = replace(self._facts, lighthouse_step=step, lighthouse=words)
 
 
 def watch(

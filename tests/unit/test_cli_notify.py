@@ -33,6 +33,11 @@ def notify(tmp_path: Path, *words: str, options: tuple[str, ...] = (), **given: 
     return subprocess.run(command, capture_output=True, timeout=60, **given)  # type: ignore[call-overload]
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
 def kept(tmp_path: Path) -> Path:
     (folder,) = (tmp_path / "log").iterdir()
     return folder
@@ -100,6 +105,22 @@ def test_the_exit_code_is_the_commands_whatever_the_notifier_does(tmp_path: Path
     assert b"nobody was told by command false" in done.stderr
     (event,) = [one for one in read_run(kept(tmp_path)).events if isinstance(one, NotNotified)]
     assert event.what == "failed" and event.tries == 3
+
+
+def test_a_command_that_removes_its_folder_still_has_its_code(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    done = notify(tmp_path, "sh", "-c", "rmdir ../here; exit 7", options=("--artefact", "*"), cwd=tmp_path / "here")
+    assert done.returncode == 7 and b"Traceback" not in done.stderr
+    assert "nothing is named *" in done.stderr.decode()
+
+
+def test_a_bug_of_ours_changes_no_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys; from lightkeeper.cli import notify; notify._message = None; "
+        f"sys.exit(notify.main(['--log', {str(tmp_path / 'log')!r}, '--', 'sh', '-c', 'exit 7'], {{'PATH': '/bin'}}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.returncode == 7 and b"TypeError" in done.stderr
 
 
 def test_a_notifier_that_hangs_costs_only_its_bound(tmp_path: Path) -> None:

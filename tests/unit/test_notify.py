@@ -42,6 +42,7 @@ def mail() -> Iterator[Mail]:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier_module, "PAUSE_S", 0.001)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
 def outcomes(settings: list, message: Message = MESSAGE, within_s: float = 20.0, **given: object) -> list[Outcome]:

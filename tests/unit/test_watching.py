@@ -277,6 +277,23 @@ def test_a_storage_that_hangs_holds_up_no_other_run(tmp_path: Path, monkeypatch:
     held.set()
 
 
+def test_a_lighthouse_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LOOK_S_MAX", 0.3)
+    commits(EventLog(tmp_path, "rank g0/0", job="j"), range(3))
+    held, asked = threading.Event(), list[str]()
+
+    def ask(job: str) -> tuple[int, str]:
+        asked.append(job)
+        held.wait(20)
+        return 9, "the lighthouse waits for g1"
+
+    ((_, facts, alert),) = look_once([tmp_path], None, ask)
+    assert (facts.best, facts.problem, alert, asked) == (2, "", None, ["j"])
+    held.set()
+    ((_, facts, _),) = look_once([tmp_path], None, ask)
+    assert (facts.lighthouse_step, facts.lighthouse) == (9, "the lighthouse waits for g1")
+
+
 # --- processes
 
 WRITES = """
@@ -301,7 +318,7 @@ def writing(run: Path, steps: int) -> subprocess.Popen[str]:
 
 
 def test_processes_that_stand_are_told_and_those_of_another_run_are_not(tmp_path: Path) -> None:
-    standing, going = writing(tmp_path / "stands", 40), writing(tmp_path / "goes", 60)
+    standing, going = writing(tmp_path / "stands", 20), writing(tmp_path / "goes", 40)
     told: list[Message] = []
     arrived = threading.Condition()
 
