@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socketserver
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,13 +50,14 @@ class _Post(BaseHTTPRequestHandler):
 
 
 class Mail(socketserver.ThreadingTCPServer):
-    """Takes every mail, but for the recipients in `refused`."""
+    """Takes every mail, unless `refused`; with a context it offers STARTTLS, and asks for it before a password."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Smtp)
+        self.context = context
         self.mails: list[str] = []
         self.logins: list[str] = []
         self.refused = False
@@ -72,11 +74,21 @@ class _Smtp(socketserver.StreamRequestHandler):
         def answer(text: str) -> None:
             self.wfile.write(f"{text}\r\n".encode())
 
+        secure = False
         answer("220 here")
         while line := self.rfile.readline().decode().strip():
             verb = line.split()[0].upper()
             if verb == "EHLO":
-                answer("250-here\r\n250 AUTH PLAIN")
+                more = "STARTTLS" if self.server.context and not secure else "AUTH PLAIN"
+                answer(f"250-here\r\n250 {more}")
+            elif verb == "STARTTLS" and self.server.context:
+                answer("220 go on")
+                try:
+                    self.request = self.server.context.wrap_socket(self.request, server_side=True)
+                except ssl.SSLError:
+                    return  # it does not trust us
+                self.rfile, self.wfile = self.request.makefile("rb"), self.request.makefile("wb", 0)
+                secure = True
             elif verb == "AUTH":
                 self.server.logins.append(line.split()[-1])
                 answer("235 come in")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -205,6 +208,38 @@ def test_mail(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Subject: job llama: fails again and again, and was stopped" in text and "To: a@b.c, d@e.f" in text
     assert "failed 3 times at step 12" in text and "Date: " in text
     assert base64.b64decode(mail.logins[0]) == b"\0u\0pw"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is needed to make a certificate")
+def test_mail_by_starttls_to_a_server_that_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "9",
+    ]
+    words += ["-subj", "/CN=h", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(words, check=True, capture_output=True, timeout=30)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    monkeypatch.setenv("MAIL_PASSWORD", "pw")
+    with serving(Mail(context)) as server:
+        given = Smtp(
+            to=("a@b.c",), smtp=server.address, security="starttls", user="u", password="env:MAIL_PASSWORD", tries=1
+        )
+        (one,) = outcomes([given])
+        assert "certificate verify failed" in one.reason.lower() and not server.logins, "nobody trusts it yet"
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        (one,) = outcomes([given])
+        assert one.reason == "" and len(server.mails) == 1
+        assert base64.b64decode(server.logins[0]) == b"\0u\0pw"
 
 
 def test_mails_that_fail(mail: Mail) -> None:
