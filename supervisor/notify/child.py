@@ -164,13 +164,13 @@ class Child:
         code = None
         while code is None:
             got = signal.sigwaitinfo({*HANDED_ON, signal.SIGCHLD, signal.SIGWINCH})
-            if got.si_signo == signal.SIGCHLD:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                code = os.waitstatus_to_exitcode(status) if pid else None
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
             elif got.si_signo == signal.SIGWINCH:
                 for terminal in self._terminals:
                     _copy_size(1, terminal)
-            elif self._own_group or got.si_code != _SI_KERNEL:
+            elif got.si_signo != signal.SIGCHLD and (self._own_group or got.si_code != _SI_KERNEL):
                 self.asked.append(got.si_signo)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, got.si_signo)  # not waited for yet, so the number is its own
