@@ -1,8 +1,54 @@
-"""The kinds of events about what is done from outside of a job: who was told of it."""
+"""The kinds of events about what is done from outside of a job: nodes, restarts, and who was told."""
 
 from __future__ import annotations
 
 from lightkeeper.events.header import Event
+
+
+class NodeGone(Event, frozen=True, kw_only=True, tag="node_lost"):
+    """A node is gone, as the cluster says."""
+
+    node: str
+    reason: str
+
+
+class GroupEnded(Event, frozen=True, kw_only=True):
+    """A group's start has ended: on which nodes, with what code, whose fault ("node", "maybe", "job", "nobody")."""
+
+    nodes: tuple[str, ...]
+    code: int
+    whose: str
+    failure: str
+    step: int
+    reason: str
+
+
+class JobRestarts(Event, frozen=True, kw_only=True):
+    """All groups are ended and start again, from the newest checkpoint; `step` was the newest that was committed."""
+
+    number: int
+    step: int
+    reason: str
+
+
+class RunStopping(Event, frozen=True, kw_only=True):
+    """Somebody ends the run in good order."""
+
+    reason: str
+
+
+class RunFailed(Event, frozen=True, kw_only=True):
+    """The supervisor gives up, and a human must look: "crash_loop", "budget", "quorum_lost"."""
+
+    failure: str
+    reason: str
+
+
+class RunEnded(Event, frozen=True, kw_only=True):
+    """The supervisor ends."""
+
+    code: int
+    reason: str
 
 
 class Notified(Event, frozen=True, kw_only=True):
@@ -23,3 +69,11 @@ class NotNotified(Event, frozen=True, kw_only=True):
     reason: str
     summary: str = ""
     tries: int = 0
+
+
+KINDS: tuple[type[Event], ...] = (
+    NodeGone, GroupEnded, JobRestarts, RunStopping, RunFailed, RunEnded, Notified, NotNotified,
+)  # fmt: skip
+KINDS_OF_SUPERVISOR: dict[str, type[Event]] = {
+    str(kind.__struct_config__.tag): kind for kind in KINDS
+}  # by the names that the machine uses

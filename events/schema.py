@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightkeeper.events.header import SCHEMA_VERSION, Event, tag
+from lightkeeper.events.header import SCHEMA_VERSION, Event
 from lightkeeper.events.of_checkpoints import (
     CheckpointFailed,
     CheckpointLoaded,
@@ -20,7 +20,7 @@ from lightkeeper.events.of_checkpoints import (
     CheckpointSkipped,
     StopRequested,
 )
-from lightkeeper.events.of_supervisor import Notified, NotNotified
+from lightkeeper.events.of_supervisor import KINDS as OF_SUPERVISOR
 
 __all__ = ["BY_NAME", "KINDS", "SCHEMA_VERSION", "Event", "kind_of"]  # and every kind
 
@@ -519,13 +519,13 @@ KINDS: tuple[type[Event], ...] = (
     Fenced, OperatorDrained, OperatorFenced, OperatorWordVoid,
     TookOver, UserError, Unauthorised,
     CheckpointSaved, CheckpointFailed, CheckpointSkipped, CheckpointLoaded, StopRequested,
-    Notified, NotNotified,
+    *OF_SUPERVISOR,
     EventsDropped,
 )  # fmt: skip
 
-BY_NAME: dict[str, type[Event]] = {tag(kind.__name__): kind for kind in KINDS}
+BY_NAME: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in KINDS}
 
 
 def kind_of(event: Event) -> str:
     """The event's `kind` as it stands in the file, for instance "group_lost"."""
-    return event.name if isinstance(event, Unknown) else tag(type(event).__name__)
+    return event.name if isinstance(event, Unknown) else str(type(event).__struct_config__.tag)

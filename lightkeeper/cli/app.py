@@ -35,13 +35,16 @@ def build() -> typer.Typer:
         launch,
         lighthouse,
         manager,
-        preflight,
         notify,
+        preflight,
         quarantine,
         simulate,
         status,
         watch,
         why,
+    )
+    from lightkeeper.cli import (
+        run as run_job,
     )
 
     app = typer.Typer(
@@ -65,6 +68,8 @@ def build() -> typer.Typer:
     app.command("events")(events.command)
     app.command("why")(why.command)
     app.command("diagnose")(diagnose.command)
+    app.command("run")(run_job.command)
+    app.command("init")(run_job.init)
     app.command("preflight")(preflight.command)
     app.command("watch")(watch.command)
     app.command("status")(status.command)

@@ -35,7 +35,7 @@ class Outcome:
 
 def pause_s(failures: int) -> float:
     """Seconds before the next try, after so many failures in a row: 0.5, 1, 2, ..., at most 30."""
-    return min(PAUSE_S * 2 ** (failures - 1), PAUSE_S_MAX)
+    return min(PAUSE_S * 2.0 ** (failures - 1), PAUSE_S_MAX)
 
 
 class Notifier:

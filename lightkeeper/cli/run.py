@@ -1,0 +1,98 @@
+"""`lightkeeper run`: a job file, run unattended."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lightkeeper.errors import UsageError
+
+if TYPE_CHECKING:
+    from lightkeeper.supervisor.jobfile import JobFile
+    from lightkeeper.supervisor.service import Service
+
+NOTIFY_S_MAX = 30.0
+
+
+def command(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="What is to run; `init` writes one.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and where.")] = False,
+) -> int:
+    """Run a job unattended: groups are brought back on good nodes, the job again from its newest checkpoint.
+
+    Ends with 0 if the run is finished, or was ended in good order; with 1 if a human must look.
+    """
+    from lightkeeper.supervisor.jobfile import read_job
+    from lightkeeper.supervisor.notify.message import Message
+    from lightkeeper.supervisor.notify.notifier import Notifier
+    from lightkeeper.supervisor.quarantine_file import QuarantineFile
+    from lightkeeper.supervisor.single import Held
+
+    job = read_job(job_file)
+    folder = (job_file.parent / job.run_folder).absolute()
+    file = QuarantineFile(job_file.parent / job.quarantine)
+    book = file.read()
+    quarantined = {name: why for name in job.nodes if (why := book.excluded(name))}
+
+    def exclude(name: str, reason: str, evidence: str) -> None:
+        with file.change() as held:
+            held[0] = held[0].add(name, reason, time.time(), evidence=evidence, job=job.name)
+
+    if dry_run:
+        return _show(job, folder, quarantined)
+    with Held(folder):
+        notifier = Notifier(job.notify)
+
+        def tell(kind: str, text: str, evidence: str) -> None:
+            notifier.tell(Message(kind, job.name, text, run=str(folder), evidence=evidence, wall=time.time()))
+
+        service = _service(job, folder, exclude, tell, quarantined)
+        try:
+            return asyncio.run(service.run())
+        finally:
+            notifier.close(NOTIFY_S_MAX)
+
+
+def _service(job: JobFile, folder: Path, exclude: object, tell: object, quarantined: dict[str, str]) -> Service:
+    from lightkeeper.supervisor.clusters.local import Local
+    from lightkeeper.supervisor.service import Service
+
+    cluster = Local(folder / "nodes", job.nodes, job.budget.orphan_s)
+    return Service(job, folder, cluster, job.nodes, exclude, tell, quarantined)  # type: ignore[arg-type]
+
+
+def _show(job: JobFile, folder: Path, quarantined: dict[str, str]) -> int:
+    free = [name for name in job.nodes if name not in quarantined]
+    for name, why in quarantined.items():
+        typer.echo(f"node {name}: gets no work: {why}")
+    per = job.nodes_per_group
+    for number, group in enumerate(job.group_names):
+        nodes = free[number * per : (number + 1) * per]
+        typer.echo(f"{group} on {', '.join(nodes) if len(nodes) == per else 'no node: it waits for one'}")
+    spare = free[len(job.group_names) * per :]
+    typer.echo(f"spare nodes: {', '.join(spare) or 'none'}")
+    typer.echo(f"each: lightkeeper launch --groups {job.groups} ... -- {shlex.join(job.command)}")
+    typer.echo(f"in {folder}")
+    return 0
+
+
+def init(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Where the example goes.")] = Path("job.toml"),
+) -> int:
+    """Write a commented example of a job file."""
+    from lightkeeper.supervisor.example import EXAMPLE
+
+    try:
+        with job_file.open("x", encoding="utf-8") as file:
+            file.write(EXAMPLE)
+    except FileExistsError as error:
+        raise UsageError(f"{job_file} is there already: name another") from error
+    except OSError as error:
+        raise UsageError(f"cannot write {job_file}: {error.strerror or error}") from error
+    typer.echo(f"{job_file}: mend name and command, then: lightkeeper run {job_file} --dry-run")
+    return 0

@@ -1,0 +1,1 @@
+"""Where nodes come from, and how something is started there."""

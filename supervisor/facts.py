@@ -1,0 +1,62 @@
+"""What the run's events say of a group's end, for `attribution`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightkeeper.errors import RunFolderError
+from lightkeeper.events.of_checkpoints import StopRequested
+from lightkeeper.events.reader import read_run
+from lightkeeper.events.schema import Event, Evidence, Finished, JobStopped, Left, UserError
+from lightkeeper.events.verdict import Incident, incidents
+from lightkeeper.lighthouse.messages import QUORUM_LOST
+from lightkeeper.supervisor.attribution import End
+
+
+def end_of(run_folder: str, group: str, code: int | None, since: float, lost: str, asked: bool) -> End:
+    """How a group's start ended.
+
+    Args:
+        run_folder: whose events are read.
+        group: its name.
+        code: of its launcher; None if nobody knows.
+        since: wall seconds at which it was started.
+        lost: why a node of it is gone; "" if none is.
+        asked: whether the supervisor asked it to leave.
+    """
+    try:
+        events = [event for event in read_run(run_folder).events if event.wall >= since]
+    except RunFolderError:
+        events = []
+    return judged(events, group, -9 if code is None else code, lost, asked)
+
+
+def judged(events: Sequence[Event], group: str, code: int, lost: str, asked: bool) -> End:
+    """The same, of events since the group was started."""
+    own = [event for event in events if event.group == group]
+    stopped = [event for event in events if isinstance(event, JobStopped)]
+    early = any(isinstance(event, StopRequested) for event in events)
+    finished = code == 0 and not early and any(isinstance(event, Finished) for event in own)
+    quorum = any(event.reason.startswith(QUORUM_LOST) for event in stopped) and code != 0
+    left = code == 0 and (early or any(isinstance(e, Left) for e in own) or any(event.ok for event in stopped))
+    found = _incident(events, group)
+    classified = next((e.log_class for e in reversed(own) if isinstance(e, Evidence) and e.log_class), "")
+    raised = next((e for e in reversed(own) if isinstance(e, UserError)), None)
+    cause = lost or (found.culprit.cause if found is not None else "")
+    if not cause and raised is not None:
+        cause = f"{raised.type}: {raised.message}"
+    if not cause and stopped and code != 0:
+        cause = stopped[-1].reason
+    return End(
+        code=code, finished=finished, quorum=quorum, asked=asked or (left and not finished), node_lost=bool(lost),
+        kind="" if found is None else found.culprit.kind, classified=classified,
+        step=-1 if found is None else found.step,
+        cause=cause, evidence=found.evidence[0] if found is not None and found.evidence else "",
+        confidence=0.0 if found is None else found.culprit.confidence,
+    )  # fmt: skip
+
+
+def _incident(events: Sequence[Event], group: str) -> Incident | None:
+    """The newest that holds this group guilty."""
+    found = [one for one in incidents(events) if one.culprit.group == group and one.culprit.kind != "slow"]
+    return found[-1] if found else None

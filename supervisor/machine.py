@@ -1,0 +1,419 @@
+"""What runs where, and what follows when it ends. No I/O: it is told what happened and when, and says what to do.
+
+As the dispatcher of a bus line: a broken bus is taken off the road and its driver gets another one, the other buses
+go on; when too few are left the line starts anew from the depot; and when three buses break down at the same bend it is
+the bend, and somebody must look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightkeeper.supervisor.actions import (
+    Action,
+    Ask,
+    Check,
+    Exclude,
+    Finish,
+    Launch,
+    Note,
+    Over,
+    StartLighthouse,
+    Tell,
+)
+from lightkeeper.supervisor.attribution import Blame, End, blame
+from lightkeeper.supervisor.jobfile import JobFile
+
+STRIKES_MAX = 2  # of a node that may be to blame, in one run
+WAITING, CHECKING, AT_WORK, PAUSED, ENDING, DONE = "waiting", "checking", "at work", "paused", "ending", "done"
+QUORUM_LONG_S = 600.0  # after which a human is told that the quorum is not there
+
+
+@dataclass
+class Node:
+    """A node.
+
+    Attributes:
+        group: which has it; "" if it is free.
+        excluded: why it gets no work; "" if it may.
+        strikes: ends of groups there for which it may be to blame.
+        failures: ends of groups there, whosever fault they were.
+        lost: whether the cluster says that it is gone.
+    """
+
+    group: str = ""
+    excluded: str = ""
+    strikes: int = 0
+    failures: int = 0
+    lost: bool = False
+
+    @property
+    def free(self) -> bool:
+        """Whether a group may have it."""
+        return not (self.group or self.excluded or self.lost)
+
+
+@dataclass
+class Group:
+    """A group.
+
+    Attributes:
+        state: one of the states above.
+        nodes: which it has, in order.
+        unchecked: those of them that are still in preflight.
+        starts: how often it was started.
+        failures: ends in a row without a good time at work.
+        since: when it entered its state, in seconds.
+        until: when its pause is over.
+    """
+
+    state: str = WAITING
+    nodes: tuple[str, ...] = ()
+    unchecked: set[str] = field(default_factory=set)
+    starts: int = 0
+    failures: int = 0
+    since: float = 0.0
+    until: float = 0.0
+
+
+class Supervisor:
+    """One job.
+
+    Args:
+        job: what the job file says.
+        nodes: names of the nodes that there are.
+        quarantined: node to reason, from earlier.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, job: JobFile, nodes: Iterable[str], quarantined: Mapping[str, str], now: float) -> None:
+        self.job = job
+        self.nodes = {name: Node(excluded=quarantined.get(name, "")) for name in nodes}
+        self.groups = {name: Group(since=now) for name in job.group_names}
+        self.began = now
+        self.attempts = self.job_restarts = 0
+        self.step = -1  # the newest that is committed
+        self.stopping = ""  # why no further start comes
+        self.restarting = ""  # why all groups are ended before all start again
+        self.finished = False
+        self.over: Over | None = None
+        self._failed_at = -1  # the newest step at the failure before
+        self._idle_failures = 0
+        self._alike: dict[
+            tuple[str, int], list[str]
+        ] = {}  # nodes by kind and step of failures that no node is blamed for
+        self._starved_s: float | None = None
+        self._told_starved = False
+        self._resume_at = 0.0
+
+    # ------------------------------------------------------------ the one before
+
+    def state(self) -> dict[str, Any]:
+        """What the next supervisor of this run must know, as JSON."""
+        return {
+            "attempts": self.attempts,
+            "job_restarts": self.job_restarts,
+            "step": self.step,
+            "failed_at": self._failed_at,
+            "idle_failures": self._idle_failures,
+            "alike": [[kind, step, nodes] for (kind, step), nodes in self._alike.items()],
+            "nodes": {name: [node.strikes, node.failures] for name, node in self.nodes.items()},
+            "groups": {name: [list(one.nodes), one.starts, one.failures] for name, one in self.groups.items()},
+        }
+
+    def take_up(self, state: Mapping[str, Any], running: Iterable[str], now: float) -> None:
+        """Goes on where another supervisor was; before `start`.
+
+        Args:
+            state: as it left it.
+            running: groups that are at work.
+            now: monotonic seconds.
+        """
+        self.attempts, self.job_restarts = state["attempts"], state["job_restarts"]
+        self.step, self._failed_at, self._idle_failures = state["step"], state["failed_at"], state["idle_failures"]
+        self._alike = {(kind, step): list(nodes) for kind, step, nodes in state["alike"]}
+        for name, (strikes, failures) in state["nodes"].items():
+            if name in self.nodes:
+                self.nodes[name].strikes, self.nodes[name].failures = strikes, failures
+        at_work = set(running)
+        for name, (nodes, starts, failures) in state["groups"].items():
+            group = self.groups.get(name)
+            if group is None:
+                continue
+            group.starts, group.failures = starts, failures
+            if name in at_work:
+                group.nodes = tuple(nodes)
+                self._enter(group, AT_WORK, now)
+                for node in nodes:
+                    self.nodes.setdefault(node, Node()).group = name
+
+    # ------------------------------------------------------------ what happens
+
+    def start(self, now: float) -> list[Action]:
+        """The beginning."""
+        return [StartLighthouse(), *self._go_on(now)]
+
+    def lighthouse_ended(self, now: float) -> list[Action]:
+        """It is started again with its log: groups train on meanwhile."""
+        return [] if self.over or (self.stopping and self._all_still()) else [StartLighthouse()]
+
+    def committed(self, step: int) -> None:
+        """The run has come so far."""
+        self.step = max(self.step, step)
+
+    def node_came(self, name: str, now: float) -> list[Action]:
+        """A node is there, for the first time or again."""
+        node = self.nodes.setdefault(name, Node())
+        node.lost = False
+        return self._go_on(now)
+
+    def node_lost(self, name: str, why: str, now: float) -> list[Action]:
+        """A node is gone; the end of what ran there comes by itself."""
+        node = self.nodes.setdefault(name, Node())
+        if node.lost:
+            return []
+        node.lost = True
+        actions: list[Action] = [Note("node_lost", {"node": name, "reason": why})]
+        group = self.groups.get(node.group)
+        if group is not None and group.state == CHECKING:
+            actions += self._unready(node.group, now)
+        return actions + self._go_on(now)
+
+    def checked(self, name: str, group_name: str, problem: str, evidence: str, now: float) -> list[Action]:
+        """A node's preflight has ended; `problem` is empty if it is fit."""
+        group, node = self.groups[group_name], self.nodes[name]
+        actions: list[Action] = []
+        if problem:
+            actions += self._exclude(name, f"preflight: {problem}", evidence)
+        if group.state != CHECKING or name not in group.nodes:
+            return actions + self._go_on(now)
+        if problem or node.lost:
+            return actions + self._unready(group_name, now) + self._go_on(now)
+        group.unchecked.discard(name)
+        return actions + self._go_on(now)
+
+    def ended(self, name: str, end: End, now: float) -> list[Action]:
+        """A group's start has ended, with all its processes."""
+        group = self.groups[name]
+        worked_s = now - group.since if group.state in (AT_WORK, ENDING) else 0.0
+        nodes, ending = group.nodes, group.state == ENDING
+        self._release(group)
+        self._enter(group, WAITING, now)
+        found = blame(end)
+        note = {
+            "group": name, "nodes": list(nodes), "code": end.code, "whose": found.whose, "failure": found.kind,
+            "step": end.step, "reason": found.why,
+        }  # fmt: skip
+        actions: list[Action] = [Note("group_ended", note)]
+        if found.kind == "finished":
+            self.finished = True
+            self._enter(group, DONE, now)
+        elif found.kind == "quorum":
+            actions += self._restart_all(found.why, now)
+        elif ending or found.kind == "left":
+            pass  # nobody is to blame
+        else:
+            actions += self._failed(name, group, nodes, end, found, worked_s, now)
+        return actions + self._go_on(now)
+
+    def stop(self, why: str, now: float) -> list[Action]:
+        """Somebody ends the run, in good order: groups leave, nothing is started any more."""
+        if self.stopping or self.over:
+            return []
+        self.stopping = why
+        return [Note("run_stopping", {"reason": why}), *self._ask_all(why), *self._go_on(now)]
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passes."""
+        limit_s = self.job.budget.time_limit_s
+        if limit_s and now - self.began >= limit_s and not self.stopping:
+            return self.stop(f"the time limit of {limit_s:g} s", now)
+        return self._go_on(now)
+
+    # ------------------------------------------------------------ what follows
+
+    def _failed(
+        self, name: str, group: Group, nodes: tuple[str, ...], end: End, found: Blame, worked_s: float, now: float
+    ) -> list[Action]:
+        budget = self.job.budget
+        self.attempts += 1
+        group.failures = 1 if worked_s >= budget.good_s else group.failures + 1
+        actions = self._count_blame(nodes, end, found)
+        pause_s = min(budget.pause_s_max, budget.pause_s * 2.0 ** (group.failures - 1)) if group.failures > 1 else 0.0
+        self._enter(group, PAUSED, now)
+        group.until = now + pause_s
+        self._idle_failures = self._idle_failures + 1 if self.step <= self._failed_at else 1
+        self._failed_at = self.step
+        if why := self._hopeless(found, end):
+            kind = "crash_loop" if "same" in why else "budget"
+            actions += self._give_up(kind, f"{why}; last: {name}: {found.why}", end.evidence)
+        return actions
+
+    def _count_blame(self, nodes: tuple[str, ...], end: End, found: Blame) -> list[Action]:
+        for node in nodes:
+            self.nodes[node].failures += 1
+        on = end.node if end.node in nodes else nodes[0] if len(nodes) == 1 else ""
+        if found.whose == "node" and on:
+            return self._exclude(on, found.why, end.evidence)
+        if found.whose == "maybe" and on:
+            self.nodes[on].strikes += 1
+            if self.nodes[on].strikes >= STRIKES_MAX:
+                return self._exclude(on, f"{self.nodes[on].strikes} times: {found.why}", end.evidence)
+        self._alike.setdefault((found.kind, end.step), []).append(on or "+".join(nodes))
+        return []
+
+    def _hopeless(self, found: Blame, end: End) -> str:
+        """Why no further start makes sense; empty if it does."""
+        budget = self.job.budget
+        where = self._alike.get((found.kind, end.step), [])
+        if found.fatal:
+            return f"it would only end so again ({found.kind})"
+        elsewhere = len(set(where)) > 1 or len(self.nodes) == 1
+        if found.whose != "node" and len(where) >= budget.same_failure and elsewhere:
+            return f"the same failure ({found.kind}) at step {end.step} on {len(set(where))} nodes, {len(where)} times"
+        if self.attempts > budget.attempts:
+            return f"the budget of {budget.attempts} attempts is used up"
+        if self._idle_failures > budget.without_progress:
+            return f"{self._idle_failures} attempts in a row brought no step beyond {self.step}"
+        return ""
+
+    def _restart_all(self, why: str, now: float) -> list[Action]:
+        if self.restarting or self.stopping or self.finished:
+            return []
+        self.restarting = why
+        self.attempts += 1
+        self.job_restarts += 1
+        self._idle_failures = self._idle_failures + 1 if self.step <= self._failed_at else 1
+        self._failed_at = self.step
+        budget = self.job.budget
+        note: list[Action] = [Note("job_restarts", {"number": self.job_restarts, "step": self.step, "reason": why})]
+        if self.job_restarts > budget.job_restarts:
+            return note + self._give_up("budget", f"{budget.job_restarts} whole-job restarts are used up: {why}")
+        if self._idle_failures > budget.without_progress:
+            what = f"{self._idle_failures} attempts in a row brought no step beyond {self.step}: {why}"
+            return note + self._give_up("budget", what)
+        power = max(0, min(self._idle_failures - 1, 30))
+        self._resume_at = now + (min(budget.pause_s_max, budget.pause_s * 2.0**power) if power else 0.0)
+        for name, group in self.groups.items():
+            if group.state == AT_WORK:
+                self._enter(group, ENDING, now)
+                note.append(Finish(name, f"the whole job starts again: {why}"))
+        return note
+
+    def _give_up(self, kind: str, why: str, evidence: str = "") -> list[Action]:
+        self.stopping = self.stopping or why
+        self.failure = why
+        actions: list[Action] = [Note("run_failed", {"failure": kind, "reason": why}), Tell(kind, why, evidence)]
+        return actions + self._ask_all(why)
+
+    failure = ""
+
+    def _ask_all(self, why: str) -> list[Action]:
+        return [Ask(name, why) for name, group in self.groups.items() if group.state == AT_WORK]
+
+    def _exclude(self, name: str, reason: str, evidence: str) -> list[Action]:
+        node = self.nodes[name]
+        if node.excluded:
+            return []
+        node.excluded = reason
+        return [Exclude(name, reason, evidence), Tell("quarantine", f"{name}: {reason}", evidence)]
+
+    def _unready(self, name: str, now: float) -> list[Action]:
+        """A node of a group that was being checked is not fit: the group takes another."""
+        group = self.groups[name]
+        self._release(group)
+        self._enter(group, WAITING, now)
+        return []
+
+    # ------------------------------------------------------------ what is to be done now
+
+    def _go_on(self, now: float) -> list[Action]:
+        if self.over is not None:
+            return []
+        if self.stopping or self.finished:
+            return self._end_if_still(now)
+        if self.restarting:
+            if not self._all_still() or now < self._resume_at:
+                return []
+            self.restarting = ""
+            for group in self.groups.values():
+                self._enter(group, WAITING, now)
+        actions: list[Action] = []
+        for name, group in self.groups.items():
+            if group.state == PAUSED and now >= group.until:
+                self._enter(group, WAITING, now)
+            if group.state == WAITING:
+                actions += self._allocate(name, group, now)
+            if group.state == CHECKING and not group.unchecked:
+                group.starts += 1
+                self._enter(group, AT_WORK, now)
+                actions.append(Launch(name, group.nodes, group.starts))
+        return actions + self._mind_starvation(now)
+
+    def _allocate(self, name: str, group: Group, now: float) -> list[Action]:
+        free = [node for node, one in self.nodes.items() if one.free]
+        free.sort(key=lambda node: (self.nodes[node].strikes, self.nodes[node].failures))  # the best known first
+        wanted = self.job.nodes_per_group
+        if len(free) < wanted:
+            return []
+        group.nodes = tuple(free[:wanted])
+        for node in group.nodes:
+            self.nodes[node].group = name
+        self._enter(group, CHECKING, now)
+        if not self.job.preflight.enabled:
+            return []
+        group.unchecked = set(group.nodes)
+        return [Check(node, name) for node in group.nodes]
+
+    def _mind_starvation(self, now: float) -> list[Action]:
+        """No node is left for so many groups that the quorum is not there."""
+        waits = sum(group.state == WAITING for group in self.groups.values())
+        if len(self.groups) - waits >= self.job.minimum:
+            self._starved_s, self._told_starved = None, False
+            return []
+        self._starved_s = now if self._starved_s is None else self._starved_s
+        if any(not node.lost and not node.excluded and node.group for node in self.nodes.values()):
+            may_come = True
+        else:
+            may_come = any(node.lost for node in self.nodes.values())
+        excluded = sorted(name for name, node in self.nodes.items() if node.excluded)
+        if not may_come and excluded:
+            return [
+                *self._give_up("quorum_lost", f"no node is left: {', '.join(excluded)} in quarantine"),
+                *self._go_on(now),
+            ]
+        if now - self._starved_s >= QUORUM_LONG_S and not self._told_starved:
+            self._told_starved = True
+            return [Tell("quorum_lost", f"fewer than {self.job.minimum} groups have nodes since {QUORUM_LONG_S:g} s")]
+        return []
+
+    def _all_still(self) -> bool:
+        """Whether nothing is at work."""
+        return all(group.state not in (AT_WORK, ENDING) for group in self.groups.values())
+
+    def _end_if_still(self, now: float) -> list[Action]:
+        for group in self.groups.values():
+            if group.state in (WAITING, CHECKING, PAUSED):
+                self._release(group)
+                self._enter(group, DONE, now)
+        if not self._all_still():
+            return []
+        if self.finished:
+            self.over = Over(0, "the run is finished")
+        elif self.failure:
+            self.over = Over(1, self.failure)
+        else:
+            self.over = Over(0, f"stopped as asked ({self.stopping}); the same command goes on from there")
+        told = "finished" if self.finished else "failed" if self.failure else "stopped"
+        actions: list[Action] = [] if told == "stopped" or self.failure else [Tell(told, self.over.reason)]
+        return [*actions, Note("run_ended", {"code": self.over.code, "reason": self.over.reason}), self.over]
+
+    def _release(self, group: Group) -> None:
+        for node in group.nodes:
+            self.nodes[node].group = ""
+        group.nodes, group.unchecked = (), set()
+
+    def _enter(self, group: Group, state: str, now: float) -> None:
+        group.state, group.since = state, now

@@ -1,0 +1,375 @@
+"""Carries out what the machine says, and tells it what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightkeeper.checkpoint.files import write_whole
+from lightkeeper.errors import ToldError
+from lightkeeper.events.of_supervisor import KINDS_OF_SUPERVISOR
+from lightkeeper.events.reader import follow
+from lightkeeper.events.schema import Committed
+from lightkeeper.events.writer import EventLog
+from lightkeeper.supervisor import actions as a
+from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster, Exited, Happening, NodeCame, NodeLost
+from lightkeeper.supervisor.facts import end_of
+from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.machine import Supervisor
+from lightkeeper.words import say
+
+LISTENING = re.compile(rb"listening on (\S+?),")
+LISTENS_S_MAX = 60.0
+TICK_S = 0.5
+LIGHTHOUSE = "lighthouse"
+STATE = "supervisor.json"
+SETTLE_S = 0.5  # for the last events of a group that has ended to be there
+
+
+class Service:
+    """One job's supervisor.
+
+    Args:
+        job: what the job file says.
+        folder: of the run, absolute.
+        cluster: where it runs.
+        exclude: puts a node into quarantine: name, reason, evidence.
+        tell: tells a human: kind, text, evidence.
+        quarantined: who is there already, with the reason.
+    """
+
+    def __init__(
+        self, job: JobFile, folder: Path, cluster: Cluster, names: Sequence[str],
+        exclude: Callable[[str, str, str], None], tell: Callable[[str, str, str], None],
+        quarantined: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.job, self.folder, self.cluster = job, folder, cluster
+        self.machine = Supervisor(job, names, quarantined, time.monotonic())
+        self._exclude, self._tell = exclude, tell
+        self._log = EventLog(folder, "supervisor", job=job.name)
+        self._token = _token(folder)
+        self._address = job.lighthouse.address
+        self._running: dict[str, set[tuple[str, str]]] = {}  # by group: its processes, node and name
+        self._codes: dict[str, list[int | None]] = {}
+        self._began: dict[str, float] = {}
+        self._asked: set[str] = set()
+        self._lost: dict[str, str] = {}  # nodes, and why
+        self._checks: dict[tuple[str, str], asyncio.Future[int | None]] = {}
+        self._over: asyncio.Future[a.Over] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._happened: asyncio.Queue[Happening] = asyncio.Queue()
+        self._reading = threading.Event()
+
+    async def run(self) -> int:
+        """Until the run is over; the exit code."""
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        await self._take_up(await self.cluster.open(self._happened.put_nowait))
+        threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
+        hearing = asyncio.create_task(self._hear())
+        ticking = asyncio.create_task(self._ticks())
+        try:
+            await self._do(self._first())
+            over = await self._over
+        finally:
+            self._reading.set()
+            hearing.cancel()
+            ticking.cancel()
+            await self.cluster.close(end=True)
+        say(f"lightkeeper: {over.reason}")
+        return over.code
+
+    def _first(self) -> list[a.Action]:
+        actions = self.machine.start(time.monotonic())
+        return [one for one in actions if not (isinstance(one, a.StartLighthouse) and self._address)]
+
+    async def _take_up(self, running: Sequence[tuple[str, str]]) -> None:
+        """What an earlier supervisor left goes on; what it did not know of is ended."""
+        state = _read_state(self.folder / STATE)
+        placed = {} if state is None else {name: set(one[0]) for name, one in state["machine"]["groups"].items()}
+        seen: dict[str, set[str]] = {}
+        for node, name in running:
+            seen.setdefault(name, set()).add(node)
+        whole = {name for name, nodes in seen.items() if name in self.machine.groups and placed.get(name) == nodes}
+        for node, name in running:
+            if name == LIGHTHOUSE and not self._address:
+                self._address = (self.folder / "lighthouse.address").read_text().strip()
+            elif name not in whole and name != LIGHTHOUSE:
+                await self.cluster.kill(node, name)
+        if state is None:
+            return
+        self.machine.take_up(state["machine"], whole, time.monotonic())
+        for name in whole:
+            self._running[name] = {(node, name) for node in self.machine.groups[name].nodes}
+            self._codes[name] = []
+            self._began[name] = state["began"].get(name, 0.0)
+        if running:
+            say(f"lightkeeper: goes on with what runs already: {', '.join(sorted(whole)) or 'the lighthouse alone'}")
+
+    def _keep(self) -> None:
+        data = {"machine": self.machine.state(), "began": self._began}
+        write_whole(self.folder / STATE, msgspec.json.encode(data))
+
+    def _signalled(self, number: int) -> None:
+        if self.machine.stopping:
+            assert self._over is not None
+            if not self._over.done():
+                self._over.set_result(a.Over(128 + number, "ended at once, as asked twice"))
+            return
+        self._spawn(self._do(self.machine.stop(signal.Signals(number).name, time.monotonic())))
+
+    # ------------------------------------------------------------ what happens
+
+    async def _hear(self) -> None:
+        while True:
+            happening = await self._happened.get()
+            now = time.monotonic()
+            if isinstance(happening, NodeLost):
+                self._lost[happening.node] = happening.why
+                for (node, _), check in self._checks.items():
+                    if node == happening.node and not check.done():
+                        check.set_result(None)
+                await self._do(self.machine.node_lost(happening.node, happening.why, now))
+                for group, processes in list(self._running.items()):
+                    for one in [one for one in processes if one[0] == happening.node]:
+                        await self._exited(group, one, None)
+            elif isinstance(happening, NodeCame):
+                self._lost.pop(happening.node, None)
+                await self._do(self.machine.node_came(happening.node, now))
+            else:
+                await self._heard_end(happening)
+
+    async def _heard_end(self, exited: Exited) -> None:
+        if exited.name == LIGHTHOUSE:
+            self._address = self.job.lighthouse.address
+            await self._do(self.machine.lighthouse_ended(time.monotonic()))
+            return
+        check = self._checks.get((exited.node, exited.name))
+        if check is not None and not check.done():
+            check.set_result(exited.code)
+        for group, processes in list(self._running.items()):
+            if (exited.node, exited.name) in processes:
+                await self._exited(group, (exited.node, exited.name), exited.code)
+
+    async def _exited(self, group: str, process: tuple[str, str], code: int | None) -> None:
+        """A part of a group has ended; its end is told when all parts have."""
+        self._running[group].discard(process)
+        self._codes[group].append(code)
+        if self._running[group]:
+            return
+        del self._running[group]
+        self._spawn(self._judge(group))
+
+    async def _judge(self, group: str) -> None:
+        await asyncio.sleep(SETTLE_S)
+        codes = [code for code in self._codes.pop(group) if code is not None]
+        code = max(codes, key=lambda one: (one != 0, one), default=None)
+        nodes = self.machine.groups[group].nodes
+        lost = "; ".join(f"{node}: {self._lost[node]}" for node in nodes if node in self._lost)
+        since, asked = self._began[group], group in self._asked
+        self._asked.discard(group)
+        end = await asyncio.to_thread(end_of, str(self.folder), group, code, since, lost, asked)
+        await self._do(self.machine.ended(group, end, time.monotonic()))
+        await asyncio.to_thread(self._keep)
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._do(self.machine.tick(time.monotonic()))
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread: how far the run has come."""
+        for event in follow(self.folder, stop=self._reading.is_set, poll_s=0.5, from_start=False):
+            if isinstance(event, Committed):
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self.machine.committed, event.step)
+
+    # ------------------------------------------------------------ what is to be done
+
+    async def _do(self, actions: Sequence[a.Action]) -> None:
+        for action in actions:
+            if isinstance(action, a.StartLighthouse):
+                self._spawn(self._start_lighthouse())
+            elif isinstance(action, a.Check):
+                self._spawn(self._check(action))
+            elif isinstance(action, a.Launch):
+                self._spawn(self._launch(action))
+            elif isinstance(action, a.Finish):
+                for node, name in self._running.get(action.group, set()):
+                    await self.cluster.kill(node, name)
+            elif isinstance(action, a.Ask):
+                self._asked.add(action.group)
+                for node, name in self._running.get(action.group, set()):
+                    await self.cluster.signal(node, name, signal.SIGUSR1)
+            elif isinstance(action, a.Exclude):
+                say(f"lightkeeper: {action.node} is in quarantine: {action.reason}")
+                await asyncio.to_thread(self._exclude, action.node, action.reason, action.evidence)
+            elif isinstance(action, a.Tell):
+                await asyncio.to_thread(self._tell, action.kind, action.text, action.evidence)
+            elif isinstance(action, a.Note):
+                self._log.write(KINDS_OF_SUPERVISOR[action.kind](**action.fields))
+                say(f"lightkeeper: {action.kind}: {_words(action.fields)}")
+            elif isinstance(action, a.Over):
+                assert self._over is not None
+                if not self._over.done():
+                    self._over.set_result(action)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or self._over is None or self._over.done():
+            return
+        self._over.set_exception(error)
+
+    async def _start_lighthouse(self) -> None:
+        if self._address:
+            return
+        node = next(iter(self.machine.nodes))
+        log = self.folder / "logs" / "lighthouse.log"
+        said = log.stat().st_size if log.exists() else 0
+        words = [
+            sys.executable, "-m", "lightkeeper", "lighthouse", "--bind", self._bind(), "--run-folder", str(self.folder),
+            "--log", str(self.folder / "lighthouse"), "--lease-s", str(self.job.lighthouse.lease_s),
+        ]  # fmt: skip
+        await self.cluster.start(node, LIGHTHOUSE, words, self._environment(), log)
+        end = time.monotonic() + LISTENS_S_MAX
+        while time.monotonic() < end:
+            found = LISTENING.search(log.read_bytes()[said:])
+            if found:
+                self._address = found.group(1).decode()
+                (self.folder / "lighthouse.address").write_text(self._address)
+                return
+            await asyncio.sleep(0.05)
+        raise ToldError(f"the lighthouse does not listen; see {log}")
+
+    def _bind(self) -> str:
+        """Where it was before, if there was one: groups look for it there."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / "lighthouse.address").read_text().strip()
+        return self.job.lighthouse.bind
+
+    async def _check(self, check: a.Check) -> None:
+        problem, evidence = await self._preflight(check.node, check.group)
+        await self._do(self.machine.checked(check.node, check.group, problem, evidence, time.monotonic()))
+
+    async def _preflight(self, node: str, group: str) -> tuple[str, str]:
+        """What speaks against a node, "" if nothing does; and where it is written."""
+        settings, name = self.job.preflight, f"check-{group}"
+        log = self.folder / "logs" / f"preflight-{node}-{group}-{self.machine.groups[group].starts + 1}.log"
+        checkpoints = ["--checkpoint", str(self.folder / self.job.checkpoints)]
+        argv = [sys.executable, "-m", "lightkeeper", "preflight", "--json", *checkpoints, *settings.options]
+        ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._checks[node, name] = ended
+        said = log.stat().st_size if log.exists() else 0
+        try:
+            await self.cluster.start(node, name, argv, self._environment(), log)
+            code = await asyncio.wait_for(ended, settings.limit_s)
+        except CannotStart as error:
+            return str(error), ""
+        except TimeoutError:
+            await self.cluster.kill(node, name)
+            return f"preflight hung for {settings.limit_s:g} s: do not join", str(log)
+        finally:
+            self._checks.pop((node, name), None)
+        if code == 0:
+            return "", ""
+        return reasons_in(log.read_bytes()[said:]) or f"preflight ended with {code}", str(log)
+
+    async def _launch(self, launch: a.Launch) -> None:
+        while not self._address:
+            await asyncio.sleep(0.05)
+        self._running[launch.group] = {(node, launch.group) for node in launch.nodes}
+        self._codes[launch.group] = []
+        self._began[launch.group] = time.time()
+        await asyncio.to_thread(self._keep)
+        for rank, node in enumerate(launch.nodes):
+            log = self.folder / "logs" / f"launch-{launch.group}-{launch.attempt}-{node}.log"
+            argv = self._argv(launch.group, rank)
+            try:
+                await self.cluster.start(node, launch.group, argv, self._environment(), log)
+            except CannotStart as error:
+                say(f"lightkeeper: {error}")
+                await self._exited(launch.group, (node, launch.group), None)
+
+    def _argv(self, group: str, node_rank: int) -> list[str]:
+        job = self.job
+        options = {
+            "group": group, "groups": job.groups, "minimum": job.minimum, "spares": job.spares, "ranks": job.ranks,
+            "lighthouse": self._address, "job": job.name, "run-folder": self.folder, "restarts": 0,
+            "outage-budget-s": job.outage_budget_s, **job.options,
+        }  # fmt: skip
+        if job.nodes_per_group > 1:
+            options |= {"nnodes": job.nodes_per_group, "node-rank": node_rank}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        titan = ["--torchtitan"] if job.torchtitan else []
+        places = {"run_folder": str(self.folder), "checkpoints": str(self.folder / job.checkpoints)}
+        command = [word.format_map(_Kept(places)) for word in job.command]
+        return [sys.executable, "-m", "lightkeeper", "launch", *words, *titan, "--", *command]
+
+    def _environment(self) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}
+        return {**clean, **self.job.environment, "LIGHTKEEPER_TOKEN": self._token, "PYTHONUNBUFFERED": "1"}
+
+
+def reasons_in(data: bytes) -> str:
+    """What a preflight's JSON says against a node; "" if there is none in what it printed."""
+    for line in reversed(data.splitlines()):
+        try:
+            found = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get("reasons"), list):
+            return "; ".join(map(str, found["reasons"]))[:500]
+    return ""
+
+
+def _read_state(path: Path) -> dict[str, Any] | None:
+    """What an earlier supervisor left; None if there was none."""
+    try:
+        return dict(msgspec.json.decode(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ToldError(f"{path} is damaged ({error}): remove it, and what runs is ended and started again") from error
+
+
+class _Kept(dict[str, str]):
+    """Braces that are no places stay as they are."""
+
+    def __missing__(self, key: str) -> str:
+        return "{" + key + "}"
+
+
+def _token(folder: Path) -> str:
+    """The job's token: made once for a run."""
+    path = folder / "token"
+    if path.exists():
+        return path.read_text().strip()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    token = secrets.token_urlsafe(24)
+    with os.fdopen(handle, "w") as file:
+        file.write(token)
+    return token
+
+
+def _words(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items() if value not in ("", -1, []))

@@ -1,0 +1,183 @@
+"""What every cluster must do. A further implementation is a further line in `CLUSTERS`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster, Exited, Happening, NodeCame, NodeLost
+from lightkeeper.supervisor.clusters.local import Local
+
+SLEEPS = "import sys, time; print('up', flush=True); time.sleep(60)"
+FORKS = (
+    "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], "
+    "start_new_session=True); print(child.pid, flush=True); time.sleep(60)"
+)
+WITHIN_S = 20.0
+
+
+def local(folder: Path) -> Local:
+    return Local(folder / "nodes", ["n0", "n1"], orphan_s=1.0)
+
+
+CLUSTERS: dict[str, Callable[[Path], Local]] = {"local": local}
+
+
+class Heard:
+    """What a cluster has told."""
+
+    def __init__(self) -> None:
+        self.all: list[Happening] = []
+
+    async def wait_for(self, wanted: Happening | type[Any]) -> Happening:
+        end = time.monotonic() + WITHIN_S
+        while time.monotonic() < end:
+            for one in self.all:
+                if one == wanted or (isinstance(wanted, type) and isinstance(one, wanted)):
+                    return one
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"{wanted} was not told, but {self.all}")
+
+
+@asynccontextmanager
+async def opened(make: Callable[[Path], Local], folder: Path) -> AsyncIterator[tuple[Local, Heard, list[Any]]]:
+    heard = Heard()
+    cluster = make(folder)
+    running = await cluster.open(heard.all.append)
+    try:
+        yield cluster, heard, running
+    finally:
+        await cluster.close(end=True)
+
+
+async def start(cluster: Cluster, folder: Path, code: str, name: str = "g0", node: str = "n0") -> str:
+    """What it prints first."""
+    log = folder / f"{name}.log"
+    await cluster.start(node, name, [sys.executable, "-c", code], {"PATH": os.environ["PATH"]}, log)
+    assert log.exists()
+    end = time.monotonic() + WITHIN_S
+    while "\n" not in log.read_text() and time.monotonic() < end:
+        await asyncio.sleep(0.02)
+    return log.read_text().strip()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture(params=CLUSTERS)
+def make(request: pytest.FixtureRequest) -> Callable[[Path], Local]:
+    return CLUSTERS[request.param]
+
+
+def test_exit_codes_and_signals_are_told(make: Callable[[Path], Local], tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(make, tmp_path) as (cluster, heard, running):
+            assert running == []
+            await cluster.start(
+                "n1", "short", [sys.executable, "-c", "raise SystemExit(7)"], {}, tmp_path / "short.log"
+            )
+            await heard.wait_for(Exited("n1", "short", 7))
+            await start(cluster, tmp_path, SLEEPS)
+            await cluster.signal("n0", "g0", signal.SIGTERM)
+            await heard.wait_for(Exited("n0", "g0", -signal.SIGTERM))
+            await cluster.signal("n0", "g0", signal.SIGTERM)  # nothing is there any more
+            await cluster.kill("n0", "g0")
+
+    asyncio.run(run())
+
+
+def test_a_kill_leaves_nothing_that_was_started(make: Callable[[Path], Local], tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(make, tmp_path) as (cluster, heard, _):
+            below = int(await start(cluster, tmp_path, FORKS))
+            await cluster.kill("n0", "g0")
+            await heard.wait_for(Exited("n0", "g0", -signal.SIGKILL))
+            assert gone(below), "it had a session of its own"
+
+    asyncio.run(run())
+
+
+def test_one_name_stands_for_one_process_and_what_cannot_start_is_said(
+    make: Callable[[Path], Local], tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with opened(make, tmp_path) as (cluster, _, _):
+            await start(cluster, tmp_path, SLEEPS)
+            with pytest.raises(CannotStart, match="g0 runs here already"):
+                await cluster.start("n0", "g0", ["true"], {}, tmp_path / "x.log")
+            with pytest.raises(CannotStart, match="no-such-program"):
+                await cluster.start("n0", "g1", ["/no-such-program"], {}, tmp_path / "y.log")
+            await start(cluster, tmp_path, SLEEPS, "g0b", "n1")
+
+    asyncio.run(run())
+
+
+def test_a_lost_node_is_told_and_nothing_runs_on_there(make: Callable[[Path], Local], tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(make, tmp_path) as (cluster, heard, _):
+            await start(cluster, tmp_path, SLEEPS)
+            pid = psutil.Process(cluster.pid_of("n0")).children()[0].pid
+            os.kill(cluster.pid_of("n0"), signal.SIGKILL)
+            lost = await heard.wait_for(NodeLost)
+            assert isinstance(lost, NodeLost) and lost.node == "n0"
+            await until(lambda: gone(pid))
+            with pytest.raises(CannotStart):
+                await cluster.start("n0", "g1", ["true"], {}, tmp_path / "x.log")
+            await heard.wait_for(NodeCame("n0"))
+            await start(cluster, tmp_path, SLEEPS, "g2")
+
+    asyncio.run(run())
+
+
+def test_the_next_supervisor_finds_what_runs_and_hears_what_has_ended(
+    make: Callable[[Path], Local], tmp_path: Path
+) -> None:
+    async def first() -> None:
+        cluster = make(tmp_path)
+        await cluster.open(lambda _: None)
+        await start(cluster, tmp_path, SLEEPS)
+        await cluster.start("n1", "g1", [sys.executable, "-c", "import time; time.sleep(0.3)"], {}, tmp_path / "g1.log")
+        await cluster.close(end=False)
+
+    async def second() -> None:
+        async with opened(make, tmp_path) as (_, heard, running):
+            assert ("n0", "g0") in running
+            await heard.wait_for(Exited("n1", "g1", 0))
+
+    asyncio.run(first())
+    time.sleep(0.4)
+    asyncio.run(second())
+
+
+def test_without_a_supervisor_all_ends_in_time(make: Callable[[Path], Local], tmp_path: Path) -> None:
+    async def run() -> int:
+        cluster = make(tmp_path)
+        await cluster.open(lambda _: None)
+        await start(cluster, tmp_path, SLEEPS)
+        pid = psutil.Process(cluster.pid_of("n0")).children()[0].pid
+        await cluster.close(end=False)
+        return pid
+
+    pid = asyncio.run(run())
+    asyncio.run(until(lambda: gone(pid)))

@@ -1,0 +1,221 @@
+"""The supervisor's machine: told what happened and when, it says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightkeeper.supervisor import actions as a
+from lightkeeper.supervisor.attribution import End
+from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.machine import Supervisor
+from lightkeeper.supervisor.tables import read_table
+
+KILLED = End(code=137, kind="killed", cause="rank 0 was killed by SIGKILL", step=7, confidence=0.9)
+RAISED = End(code=1, kind="exception", cause="ValueError: x", step=7, confidence=0.9)
+FINISHED = End(code=0, finished=True)
+
+
+class World:
+    """A machine with its clock; actions are remembered by kind."""
+
+    def __init__(self, nodes: int = 4, quarantined: dict[str, str] | None = None, **job: Any) -> None:
+        table = {
+            "name": "j", "command": ["t.py"], "groups": 3, "minimum": 2, "cluster": {"nodes": nodes},
+            "preflight": {"enabled": False}, **job,
+        }  # fmt: skip
+        self.job = read_table(JobFile, table, "job.toml")
+        self.now, self.done = 0.0, list[a.Action]()
+        self.machine = Supervisor(self.job, self.job.nodes, quarantined or {}, 0.0)
+        self.take(self.machine.start(0.0))
+
+    def take(self, actions: list[a.Action]) -> list[a.Action]:
+        self.done += actions
+        return actions
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [action for action in self.done if isinstance(action, kind)]
+
+    def launches(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [(one.group, one.nodes) for one in self.all(a.Launch)]
+
+    def ended(self, group: str, end: End, after_s: float = 1.0) -> list[a.Action]:
+        self.now += after_s
+        self.done.clear()
+        return self.take(self.machine.ended(group, end, self.now))
+
+    def passes(self, seconds: float) -> list[a.Action]:
+        self.now += seconds
+        self.done.clear()
+        return self.take(self.machine.tick(self.now))
+
+
+def test_every_group_gets_a_node_and_the_spare_node_waits() -> None:
+    world = World()
+    assert isinstance(world.done[0], a.StartLighthouse)
+    assert world.launches() == [("g0", ("n0",)), ("g1", ("n1",)), ("g2", ("n2",))]
+
+
+def test_a_killed_group_starts_again_on_a_node_that_was_never_suspected() -> None:
+    world = World()
+    world.ended("g1", KILLED)
+    assert world.launches() == [("g1", ("n3",))] and not world.all(a.Exclude)
+    world.ended("g1", KILLED)
+    assert world.launches() == []  # the second in a row: a pause first
+    world.passes(0.5)
+    assert world.launches() == []
+    world.passes(1.6)
+    assert world.launches() == [("g1", ("n1",))]
+
+
+def test_a_node_that_may_be_to_blame_twice_is_in_quarantine() -> None:
+    world = World(nodes=3)
+    world.ended("g1", KILLED)
+    assert world.launches() == [("g1", ("n1",))]
+    world.ended("g1", End(code=137, kind="killed", step=9, cause="again"))
+    (excluded,) = world.all(a.Exclude)
+    assert excluded.node == "n1" and "2 times" in excluded.reason
+    assert [one.kind for one in world.all(a.Tell)] == ["quarantine"]
+    assert world.passes(60) == []  # no node is left for g1, and two groups are enough
+
+
+@pytest.mark.parametrize("end", [
+    End(code=1, classified="xid", cause="Xid 79", step=7), End(code=137, node_lost=True, cause="n1: its host ended"),
+    End(code=104, kind="silent", cause="silent for 2 s", confidence=0.9),
+])  # fmt: skip
+def test_a_node_that_is_to_blame_is_in_quarantine_at_once(end: End) -> None:
+    world = World()
+    world.ended("g1", end)
+    assert [one.node for one in world.all(a.Exclude)] == ["n1"] and world.launches() == [("g1", ("n3",))]
+
+
+def test_quarantined_nodes_get_no_work() -> None:
+    assert World(quarantined={"n0": "bad memory"}).launches() == [("g0", ("n1",)), ("g1", ("n2",)), ("g2", ("n3",))]
+
+
+def test_the_same_failure_at_the_same_step_on_different_nodes_is_the_jobs() -> None:
+    world = World()
+    world.machine.committed(6)
+    world.ended("g1", RAISED)
+    world.passes(10)
+    world.ended("g1", RAISED)
+    world.passes(10)
+    world.ended("g1", RAISED)
+    (told,) = world.all(a.Tell)
+    assert told.kind == "crash_loop" and "step 7" in told.text and "ValueError" in told.text
+    assert {one.group for one in world.all(a.Ask)} == {"g0", "g2"} and not world.launches()
+    world.ended("g0", End(code=0, asked=True))
+    world.ended("g2", End(code=0, asked=True))
+    (over,) = world.all(a.Over)
+    assert over.code == 1 and "exception" in over.reason
+
+
+def test_wrong_input_is_not_tried_twice() -> None:
+    world = World()
+    world.ended("g0", End(code=2, cause="no script"))
+    assert world.all(a.Tell) and not world.launches()
+
+
+def test_attempts_without_progress_end_the_run() -> None:
+    world = World(budget={"without_progress": 3, "attempts": 50}, nodes=12)
+    world.machine.committed(5)
+    for step in range(3):
+        world.ended("g1", End(code=1, kind="exception", step=step, cause="x"))
+        world.passes(400)
+    assert not world.all(a.Over) and world.machine.groups["g1"].state == "at work"
+    world.ended("g1", End(code=1, kind="exception", step=9, cause="x"))
+    (told,) = world.all(a.Tell)
+    assert told.kind == "budget" and "no step beyond 5" in told.text
+
+
+def test_progress_gives_the_attempts_back() -> None:
+    world = World(budget={"without_progress": 2}, nodes=12)
+    for step in range(8):
+        world.machine.committed(step)
+        world.ended("g1", End(code=1, kind="exception", step=step, cause="x"))
+        assert not world.all(a.Tell)
+        world.passes(400)
+
+
+def test_a_lost_quorum_starts_the_whole_job_again() -> None:
+    world = World()
+    world.machine.committed(40)
+    world.ended("g0", End(code=105, quorum=True, cause="quorum lost"))
+    assert {one.group for one in world.all(a.Finish)} == {"g1", "g2"} and not world.launches()
+    world.ended("g1", End(code=137))
+    world.ended("g2", End(code=137))
+    assert world.launches() == [("g0", ("n0",)), ("g1", ("n1",)), ("g2", ("n2",))]
+    assert world.machine.job_restarts == 1 and not world.all(a.Exclude)
+
+
+def test_one_group_that_finishes_ends_the_run_also_for_those_in_a_pause() -> None:
+    world = World()
+    world.ended("g2", KILLED)
+    world.ended("g2", KILLED)
+    world.ended("g0", FINISHED)
+    assert not world.all(a.Over)
+    world.ended("g1", FINISHED)
+    (over,) = world.all(a.Over)
+    assert over.code == 0 and [one.kind for one in world.all(a.Tell)] == ["finished"]
+
+
+def test_who_left_as_asked_comes_back_and_nobody_is_blamed() -> None:
+    world = World(nodes=3)
+    world.ended("g1", End(code=0, asked=True, cause="drained by ann"))
+    assert world.launches() == [("g1", ("n1",))] and world.machine.attempts == 0
+
+
+def test_an_operator_ends_the_run_with_0_and_nothing_is_started_any_more() -> None:
+    world = World()
+    world.done.clear()
+    world.take(world.machine.stop("SIGTERM", 5.0))
+    assert {one.group for one in world.all(a.Ask)} == {"g0", "g1", "g2"}
+    for group in ("g0", "g1", "g2"):
+        world.ended(group, End(code=0, asked=True))
+    (over,) = world.all(a.Over)
+    assert over.code == 0 and "SIGTERM" in over.reason and not world.all(a.Tell)
+
+
+def test_a_rejected_node_costs_no_attempt() -> None:
+    world = World(preflight={"enabled": True})
+    assert [(one.node, one.group) for one in world.all(a.Check)] == [("n0", "g0"), ("n1", "g1"), ("n2", "g2")]
+    world.done.clear()
+    world.take(world.machine.checked("n1", "g1", "disk: 1 GiB free", "e", 1.0))
+    assert [one.node for one in world.all(a.Exclude)] == ["n1"]
+    assert [(one.node, one.group) for one in world.all(a.Check)] == [("n3", "g1")] and not world.launches()
+    world.take(world.machine.checked("n3", "g1", "", "", 2.0))
+    assert world.launches() == [("g1", ("n3",))] and world.machine.attempts == 0
+
+
+def test_a_node_that_is_lost_in_preflight_is_replaced() -> None:
+    world = World(preflight={"enabled": True})
+    world.done.clear()
+    world.take(world.machine.node_lost("n0", "its host ended", 1.0))
+    assert [(one.node, one.group) for one in world.all(a.Check)] == [("n3", "g0")]
+    world.take(world.machine.checked("n0", "g0", "", "", 2.0))
+    assert not world.launches()
+
+
+def test_no_node_left_ends_the_run_and_somebody_is_told() -> None:
+    world = World(nodes=3)
+    xid = End(code=1, classified="xid", cause="Xid 79")
+    world.ended("g0", xid)
+    world.ended("g1", xid)
+    world.ended("g2", xid)
+    assert "quorum_lost" in [one.kind for one in world.all(a.Tell)]
+    (over,) = world.all(a.Over)
+    assert over.code == 1 and "no node is left" in over.reason
+
+
+def test_the_time_limit_asks_all_to_leave() -> None:
+    world = World(budget={"time_limit_s": 100})
+    world.passes(99)
+    assert not world.all(a.Ask)
+    world.passes(1)
+    assert len(world.all(a.Ask)) == 3
+
+
+def test_a_lighthouse_that_ended_is_started_again() -> None:
+    world = World()
+    assert [type(one) for one in world.machine.lighthouse_ended(3.0)] == [a.StartLighthouse]

@@ -1,0 +1,59 @@
+"""Job files: what is read, and the one line for what cannot be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightkeeper.errors import UsageError
+from lightkeeper.supervisor.example import EXAMPLE
+from lightkeeper.supervisor.jobfile import JobFile, read_job
+
+LEAST = 'name = "j"\ncommand = ["t.py"]\n'
+
+
+def read(tmp_path: Path, text: str) -> JobFile:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return read_job(path)
+
+
+def test_the_least_is_one_group_on_one_node(tmp_path: Path) -> None:
+    job = read(tmp_path, LEAST)
+    assert (job.groups, job.nodes, job.group_names, job.preflight.enabled) == (1, ("n0",), ("g0",), True)
+
+
+def test_the_example_is_read_and_says_the_defaults(tmp_path: Path) -> None:
+    job, plain = read(tmp_path, EXAMPLE), read(tmp_path, LEAST)
+    assert job.nodes == ("n0", "n1", "n2", "n3") and job.groups == 3
+    assert job.budget == plain.budget and job.lighthouse == plain.lighthouse
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("", "job.toml: name is missing"),
+    ('name = "j"\ncommand = []\n', "command is empty"),
+    (LEAST + "gruops = 3\n", "job.toml: unknown key 'gruops'; did you mean groups?"),
+    (LEAST + "[budget]\natempts = 3\n", "job.toml budget: unknown key 'atempts'; did you mean attempts?"),
+    (LEAST + "[zzz]\n", "unknown key 'zzz'; it takes name, command"),
+    (LEAST + 'groups = "3"\n', "job.toml groups is a whole number, not '3'"),
+    (LEAST + "groups = true\n", "job.toml groups is a whole number, not True"),
+    (LEAST + "minimum = 2\n", "minimum 2 of 1 groups"),
+    (LEAST + "groups = 3\n[cluster]\nnodes = 2\n", "2 nodes for 3 groups of 1: give at least 3"),
+    (LEAST + '[cluster]\nkind = "slurm"\n', "kind 'slurm': give local"),
+    (LEAST + '[cluster]\nnames = ["a", "a"]\n', "one of them stands there twice"),
+    (LEAST + "[preflight]\nlimit_s = 0\n", "limit_s 0.0: give seconds above 0"),
+    (LEAST + "[budget]\npause_s = 10\npause_s_max = 1\n", "pause_s_max 1.0 is below pause_s 10.0"),
+    (LEAST + "environment = 3\n", "job.toml environment is a table, not 3"),
+    (LEAST + 'command = ["x"', "is no TOML"),
+    (LEAST + "notify = 3\n", "notify"),
+])  # fmt: skip
+def test_what_cannot_be_right_is_told_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(UsageError) as told:
+        read(tmp_path, text)
+    assert why in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the job file .*nothing.toml"):
+        read_job(tmp_path / "nothing.toml")
