@@ -1,6 +1,6 @@
 """The process of one check: `python -m lightkeeper.supervisor.preflight.child`.
 
-Standard input holds one JSON line: the check, what is asked, and the results it builds on. The result goes to the
+Standard input is a file of one JSON line: the check, what is asked, and the results it builds on. The result goes to the
 descriptor that standard output was; what the check and its libraries print goes to standard error.
 """
 

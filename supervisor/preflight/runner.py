@@ -127,23 +127,21 @@ class Runner:
 
     def _start(self, check: Check) -> None:
         now = self._clock()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lightkeeper.supervisor.preflight.child"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-            start_new_session=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )  # fmt: skip
-        one = _Running(check, process, now, min(now + check.limit_s, self._whole_until))
-        self._running.append(one)
         earlier = [self._results[name].fields() for name in check.after if name in self._results]
         told = {"check": check.to_json(), "request": self._request.to_json(), "earlier": earlier, "parent": os.getpid()}
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        with open(os.memfd_create("asked"), "w+b") as asked:  # a pipe would hold us up if it started slowly, or never
+            asked.write(json.dumps(told).encode() + b"\n")
+            asked.seek(0)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "lightkeeper.supervisor.preflight.child"],
+                stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                start_new_session=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )  # fmt: skip
+        one = _Running(check, process, now, min(now + check.limit_s, self._whole_until))
+        self._running.append(one)
+        assert process.stdout is not None and process.stderr is not None
         self._selector.register(process.stdout, selectors.EVENT_READ, (one, "answer"))
         self._selector.register(process.stderr, selectors.EVENT_READ, (one, "said"))
-        try:
-            process.stdin.write(json.dumps(told).encode() + b"\n")
-            process.stdin.close()
-        except BrokenPipeError:
-            pass  # it has ended; how is seen below
 
     def _wait(self) -> None:
         """Reads until something can be done anew: a check has ended, or its time is over."""
