@@ -28,6 +28,7 @@ from lightkeeper.supervisor.jobfile import JobFile
 
 STRIKES_MAX = 2  # of a node that may be to blame, in one run
 WAITING, CHECKING, AT_WORK, PAUSED, ENDING, DONE = "waiting", "checking", "at work", "paused", "ending", "done"
+ENDS_BUDGETS = 6.0  # outage budgets for a group to end in good order: one may keep the last step meanwhile
 QUORUM_LONG_S = 600.0  # after which a human is told that the quorum is not there
 
 
@@ -107,6 +108,7 @@ class Supervisor:
         self._starved_s: float | None = None
         self._told_starved = False
         self._resume_at = 0.0
+        self._ending_s: float | None = None  # since when nothing is started any more
 
     # ------------------------------------------------------------ the one before
 
@@ -399,7 +401,7 @@ class Supervisor:
                 self._release(group)
                 self._enter(group, DONE, now)
         if not self._all_still():
-            return []
+            return self._end_late(now)
         if self.finished:
             self.over = Over(0, "the run is finished")
         elif self.failure:
@@ -409,6 +411,18 @@ class Supervisor:
         told = "finished" if self.finished else "failed" if self.failure else "stopped"
         actions: list[Action] = [] if told == "stopped" or self.failure else [Tell(told, self.over.reason)]
         return [*actions, Note("run_ended", {"code": self.over.code, "reason": self.over.reason}), self.over]
+
+    def _end_late(self, now: float) -> list[Action]:
+        """Who has not ended in good order long after it was to is ended."""
+        self._ending_s = now if self._ending_s is None else self._ending_s
+        if now - self._ending_s < ENDS_BUDGETS * self.job.outage_budget_s:
+            return []
+        actions: list[Action] = []
+        for name, group in self.groups.items():
+            if group.state == AT_WORK:
+                self._enter(group, ENDING, now)
+                actions.append(Finish(name, f"it did not end within {now - self._ending_s:.0f} s"))
+        return actions
 
     def _release(self, group: Group) -> None:
         for node in group.nodes:

@@ -219,3 +219,17 @@ def test_the_time_limit_asks_all_to_leave() -> None:
 def test_a_lighthouse_that_ended_is_started_again() -> None:
     world = World()
     assert [type(one) for one in world.machine.lighthouse_ended(3.0)] == [a.StartLighthouse]
+
+
+def test_who_does_not_end_in_good_order_is_ended_in_time() -> None:
+    world = World(outage_budget_s=10.0)
+    world.take(world.machine.stop("SIGTERM", 5.0))
+    world.ended("g0", End(code=0, asked=True))
+    world.passes(59)
+    assert not world.all(a.Finish)
+    world.passes(6)
+    assert {one.group for one in world.all(a.Finish)} == {"g1", "g2"}
+    world.ended("g1", End(code=137))
+    world.ended("g2", End(code=137))
+    (over,) = world.all(a.Over)
+    assert over.code == 0 and not world.all(a.Exclude)
