@@ -38,7 +38,7 @@ def made(act: str, *checks: Check, whole_s: float = 60.0, jobs: int = 4) -> list
 
 
 def test_a_check_that_hangs_is_ended_with_its_children_and_the_others_are_made(tmp_path: Path) -> None:
-    hangs = replace(BAD, name="hangs", limit_s=3.0)
+    hangs = replace(BAD, name="hangs", limit_s=5.0)
     after = replace(BAD, name="after", module="lightkeeper.supervisor.preflight.checks.disk", after=("hangs",))
     builds_on = replace(after, name="builds on", requires=("hangs",))
     hung, well, lacking = made(f"hang@{tmp_path}", hangs, after, builds_on)
@@ -63,8 +63,8 @@ def test_a_check_that_sigkill_does_not_end_is_left_behind(tmp_path: Path, monkey
     monkeypatch.setattr("lightkeeper.supervisor.preflight.runner.kill_tree", lambda pid: [])
     monkeypatch.setattr("lightkeeper.supervisor.preflight.runner.kill_sessions", lambda pids: [])
     monkeypatch.setattr("lightkeeper.supervisor.preflight.runner.KILL_S", 0.1)
-    (found,) = made(f"hang@{tmp_path}", replace(BAD, limit_s=3.0))
-    assert "and SIGKILL did not end it: sleeping" in found.reason and found.reason.endswith("do not join")
+    (found,) = made(f"hang@{tmp_path}", replace(BAD, limit_s=6.0))
+    assert "(and SIGKILL did not end it: " in found.reason and found.reason.endswith("do not join")
     for pid in map(int, (tmp_path / "pids").read_text().split()):
         assert not has_ended(pid)
         kill_tree(pid)
