@@ -1,7 +1,7 @@
 """The process of one check: `python -m lightkeeper.supervisor.preflight.child`.
 
-Standard input is a file of one JSON line: the check, what is asked, and the results it builds on. The result goes to the
-descriptor that standard output was; what the check and its libraries print goes to standard error.
+Standard input is a file of one JSON line: the check, what is asked, and the results it builds on. The result goes to
+the descriptor that standard output was; what the check and its libraries print goes to standard error.
 """
 
 from __future__ import annotations
