@@ -69,7 +69,7 @@ def test_a_misspelt_variable_is_told_and_no_other() -> None:
 
 def test_no_variable_that_the_project_reads_is_taken_for_a_misspelt_one() -> None:
     root = Path(__file__).parents[2]
-    folders = ("lightkeeper", "manager", "lighthouse", "bench", "docs")
+    folders = ("lightkeeper", "manager", "lighthouse", "supervisor", "checkpoint", "bench", "docs")
     paths = [path for name in folders for path in (root / name).rglob("*") if path.suffix in (".py", ".md")]
     text = "".join(path.read_text() for path in [*paths, *(root / "scripts").glob("[a-z]*")] if path.is_file())
     read = set(re.findall(r"LIGHTKEEPER_[A-Z_]+[A-Z]", text)) - {"LIGHTKEEPER_MINIMUN"}
