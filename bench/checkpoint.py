@@ -130,7 +130,7 @@ def _saving(saved: list[CheckpointSaved], commits: list[Committed]) -> dict[str,
     return {
         "state_mb": round(shared[0].bytes / (1 << 20)),
         "step_s": round(usual, 3),
-        "stall_s": round(max(0.0, max(steps.values()) - usual), 3),
+        "stall_s": _median(shared, "stood_s"),
         "step_beside_a_save": round(statistics.median(slow) / usual, 3),
         "save_memory_s": _median(shared, "copy_s"),
         "save_memory_gb_per_s": _rate(shared, "copy_s"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from lightkeeper.checkpoint.cadence import Cadence
@@ -15,15 +16,18 @@ from lightkeeper.checkpoint.copies import Copies
 from lightkeeper.checkpoint.facts import Facts
 from lightkeeper.checkpoint.folder import KEEP_MIN, Folder
 from lightkeeper.checkpoint.loader import Loader
+from lightkeeper.checkpoint.manifest import Manifest
 from lightkeeper.checkpoint.polled import Polled
 from lightkeeper.checkpoint.ranks import Ranks
 from lightkeeper.checkpoint.requests import Asked
 from lightkeeper.checkpoint.saver import Save, Saver
 from lightkeeper.checkpoint.tier import LOCAL, SHARED, Tier, Told
+from lightkeeper.checkpoint.writing import Written
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.events.of_checkpoints import StopRequested
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager.state.codec import StateRefused
+from lightkeeper.manager.state.snapshot import Snapshot
 from lightkeeper.manager.watch import Watcher
 from lightkeeper.words import say
 
@@ -318,7 +322,11 @@ class Checkpoints(Watcher):
                 say(f"lightkeeper: no checkpoint of step {name.step + 1}: {error}")
         if self._shared in tiers:
             self._tried = name
-        make = self._facts.of(name)
+        facts = self._facts.of(name)
+
+        def make(written: Written, snapshot: Snapshot) -> Manifest:
+            return msgspec.structs.replace(facts(written, snapshot), stood_s=0.0 if held is None else held.stood_s)
+
         distributed = wholes(self._registry)
         differing = self._registry.differing()
         for tier in tiers:

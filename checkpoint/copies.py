@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from lightkeeper.lighthouse.names import Entry
 from lightkeeper.manager.state.registry import StateRegistry
@@ -14,6 +15,7 @@ class Held:
 
     def __init__(self, snapshotter: Snapshotter, copy: Copy, users: int) -> None:
         self.copy = copy
+        self.stood_s = 0.0  # for which the training thread stood for it
         self._snapshotter, self._users = snapshotter, users
         self._lock = threading.Lock()
 
@@ -43,7 +45,7 @@ class Copies:
 
     def __init__(self, registry: StateRegistry) -> None:
         self._snapshotter = Snapshotter(registry)
-        self._under_way: list[Copy] = []
+        self._under_way: list[Held] = []
 
     def begin(self, name: Entry, users: int) -> Held:
         """Begins to copy; on the training thread, at a step boundary.
@@ -51,14 +53,18 @@ class Copies:
         Raises:
             StateRefused: something that cannot be copied exactly came into the state.
         """
-        copy = self._snapshotter.begin(name)
-        self._under_way.append(copy)
-        return Held(self._snapshotter, copy, users)
+        began = time.monotonic()
+        held = Held(self._snapshotter, self._snapshotter.begin(name), users)
+        held.stood_s = time.monotonic() - began
+        self._under_way.append(held)
+        return held
 
     def settle(self) -> None:
         """Waits until all is copied: the state is about to change."""
         while self._under_way:
+            held, began = self._under_way.pop(), time.monotonic()
             try:
-                self._under_way.pop().wait()
+                held.copy.wait()
             except SnapshotFailed:
                 pass  # who takes it is told
+            held.stood_s += time.monotonic() - began

@@ -82,6 +82,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         files: name to size and checksum; all files but this one and the marker.
         bytes: of all files together.
         copy_s: seconds for the copy aside.
+        stood_s: for which the training thread stood for it.
         write_s: seconds for writing and reading back.
         loaded: whether it was loaded once before it was committed, into fresh tensors, and compared.
         restarts: how often this run was begun from a checkpoint.
@@ -107,6 +108,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, File] = {}
     bytes: int = 0
     copy_s: float = 0.0
+    stood_s: float = 0.0
     write_s: float = 0.0
     loaded: bool = False
     restarts: int = 0

@@ -128,7 +128,7 @@ class Tier:
             CheckpointSaved(
                 step=manifest.step, epoch=epoch.number, term=epoch.term.number, tier=self.name, path=path,
                 bytes=manifest.bytes, copy_s=manifest.copy_s, write_s=manifest.write_s, loaded=manifest.loaded,
-                final=outcome.why, pruned=outcome.pruned,
+                final=outcome.why, pruned=outcome.pruned, stood_s=manifest.stood_s,
             )
         )  # fmt: skip
         again = f", after {failed} that failed" if failed else ""

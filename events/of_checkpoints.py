@@ -10,6 +10,7 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
 
     `step` steps are behind its state, which `epoch` of `term` made; `tier` is "shared" or "local". `loaded`: it was
     loaded once before, and compared. `final`: by what its state is known to be so. `pruned`: older ones deleted.
+    `stood_s`: for which the training thread stood for the copy.
     """
 
     step: int
@@ -23,6 +24,7 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
     loaded: bool
     final: str
     pruned: int = 0
+    stood_s: float = 0.0
 
 
 class CheckpointFailed(Event, frozen=True, kw_only=True):
