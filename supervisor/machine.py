@@ -108,6 +108,8 @@ class Supervisor:
         self._starved_s: float | None = None
         self._told_starved = False
         self._resume_at = 0.0
+        self._passed = False  # whether some node has passed preflight
+        self._unsure: list[Action] = []  # what is done of nodes that failed it before one did
         self._ending_s: float | None = None  # since when nothing is started any more
 
     # ------------------------------------------------------------ the one before
@@ -188,7 +190,13 @@ class Supervisor:
         group, node = self.groups[group_name], self.nodes[name]
         actions: list[Action] = []
         if problem:
-            actions += self._exclude(name, f"preflight: {problem}", evidence)
+            found = self._exclude(name, f"preflight: {problem}", evidence)
+            if not self._passed:  # perhaps no node can pass: then it is what is asked of them, not they
+                self._unsure, found = [*self._unsure, *found], []
+            actions += found
+        elif not self._passed:
+            self._passed = True
+            actions += self._unsure
         if group.state != CHECKING or name not in group.nodes:
             return actions + self._go_on(now)
         if problem or node.lost:
@@ -383,7 +391,9 @@ class Supervisor:
         excluded = sorted(name for name, node in self.nodes.items() if node.excluded)
         if not may_come and excluded:
             return [
-                *self._give_up("quorum_lost", f"no node is left: {', '.join(excluded)} in quarantine"),
+                *self._give_up(
+                    "quorum_lost", f"no node is left: {', '.join(excluded)} ({self.nodes[excluded[0]].excluded})"
+                ),
                 *self._go_on(now),
             ]
         if now - self._starved_s >= QUORUM_LONG_S and not self._told_starved:

@@ -78,6 +78,7 @@ class Service:
         self._over = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
+        (self.folder / self.job.checkpoints).mkdir(parents=True, exist_ok=True)  # preflight looks for room there
         await self._take_up(await self.cluster.open(self._happened.put_nowait))
         threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
         hearing = asyncio.create_task(self._hear())

@@ -180,6 +180,7 @@ def test_an_operator_ends_the_run_with_0_and_nothing_is_started_any_more() -> No
 def test_a_rejected_node_costs_no_attempt() -> None:
     world = World(preflight={"enabled": True})
     assert [(one.node, one.group) for one in world.all(a.Check)] == [("n0", "g0"), ("n1", "g1"), ("n2", "g2")]
+    world.take(world.machine.checked("n0", "g0", "", "", 1.0))
     world.done.clear()
     world.take(world.machine.checked("n1", "g1", "disk: 1 GiB free", "e", 1.0))
     assert [one.node for one in world.all(a.Exclude)] == ["n1"]
@@ -233,3 +234,21 @@ def test_who_does_not_end_in_good_order_is_ended_in_time() -> None:
     world.ended("g2", End(code=137))
     (over,) = world.all(a.Over)
     assert over.code == 0 and not world.all(a.Exclude)
+
+
+def test_what_no_node_can_pass_puts_none_into_quarantine() -> None:
+    """A typing error in what preflight is asked would cost all nodes."""
+    world = World(preflight={"enabled": True})
+    for node, group in (("n0", "g0"), ("n1", "g1"), ("n2", "g2"), ("n3", "g0")):
+        world.take(world.machine.checked(node, group, "disk: /nowhere: No such file or directory", "", 1.0))
+    assert not world.all(a.Exclude)
+    (told,) = world.all(a.Tell)
+    assert told.kind == "quorum_lost" and "/nowhere" in told.text and world.all(a.Over)[0].code == 1
+
+
+def test_who_failed_before_one_passed_is_in_quarantine_then() -> None:
+    world = World(preflight={"enabled": True})
+    world.take(world.machine.checked("n1", "g1", "matmul: wrong product", "e", 1.0))
+    assert not world.all(a.Exclude)
+    world.take(world.machine.checked("n0", "g0", "", "", 2.0))
+    assert [one.node for one in world.all(a.Exclude)] == ["n1"]
