@@ -174,6 +174,14 @@ class JobFile:
             return self.cluster.names
         return tuple(f"n{i}" for i in range(self.cluster.nodes or self.groups * self.nodes_per_group))
 
+    def command_in(self, run_folder: Path) -> list[str]:
+        """The command of a run in this folder; all other braces stay as they are."""
+        places = {"{run_folder}": str(run_folder), "{checkpoints}": str(run_folder / self.checkpoints)}
+        words = list(self.command)
+        for place, path in places.items():
+            words = [word.replace(place, path) for word in words]
+        return words
+
     @property
     def group_names(self) -> tuple[str, ...]:
         """Of all groups."""

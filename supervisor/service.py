@@ -321,8 +321,7 @@ class Service:
             options |= {"nnodes": job.nodes_per_group, "node-rank": node_rank}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         titan = ["--torchtitan"] if job.torchtitan else []
-        places = {"run_folder": str(self.folder), "checkpoints": str(self.folder / job.checkpoints)}
-        command = [word.format_map(_Kept(places)) for word in job.command]
+        command = job.command_in(self.folder)
         return [sys.executable, "-m", "lightkeeper", "launch", *words, *titan, "--", *command]
 
     def _environment(self) -> dict[str, str]:
@@ -350,13 +349,6 @@ def _read_state(path: Path) -> dict[str, Any] | None:
         return None
     except msgspec.DecodeError as error:
         raise ToldError(f"{path} is damaged ({error}): remove it, and what runs is ended and started again") from error
-
-
-class _Kept(dict[str, str]):
-    """Braces that are no places stay as they are."""
-
-    def __missing__(self, key: str) -> str:
-        return "{" + key + "}"
 
 
 def _token(folder: Path) -> str:

@@ -30,6 +30,14 @@ def test_the_example_is_read_and_says_the_defaults(tmp_path: Path) -> None:
     assert job.budget == plain.budget and job.lighthouse == plain.lighthouse
 
 
+def test_places_in_the_command_are_filled_in_and_other_braces_stay(tmp_path: Path) -> None:
+    job = read(
+        tmp_path, 'name = "j"\ncommand = ["t.py", "{checkpoints}", "in={run_folder}", \'{"a": {"b": 1}}\', "{x}"]\n'
+    )
+    words = ["t.py", "/r/checkpoints", "in=/r", '{"a": {"b": 1}}', "{x}"]
+    assert job.command_in(Path("/r")) == words
+
+
 @pytest.mark.parametrize(("text", "why"), [
     ("", "job.toml: name is missing"),
     ('name = "j"\ncommand = []\n', "command is empty"),
