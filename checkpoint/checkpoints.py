@@ -202,7 +202,7 @@ class Checkpoints(Watcher):
         """See `Watcher`: the state stands until the next step is committed."""
         name = self._applied = self._manager.state_name
         tiers = []
-        if self._led_at_end and int(self._wish[_SAVE]):
+        if self._manager.leads and int(self._wish[_SAVE]):
             tiers.append(self._shared)
         if self._local is not None and self._local.cadence.by_steps(index + 1):
             self._local.cadence.saved_step = index + 1  # by steps alone, so that all ranks do it in the same ones
@@ -213,11 +213,6 @@ class Checkpoints(Watcher):
             self._final(name, "this group was alone in its epoch")
         if int(self._wish[_STOP]):
             self._ends(index + 1)
-
-    @property
-    def _led_at_end(self) -> bool:
-        """Whether this group leads in the epoch in which the step was committed; on all of its ranks alike."""
-        return self._manager.leads
 
     def _ends(self, step: int) -> None:
         self._manager.ends = True
@@ -347,17 +342,14 @@ class Checkpoints(Watcher):
         for tier in self._tiers:
             tier.saver.final(name, why)
 
-    def _heed(self, now: float) -> bool:
-        """Tells what became of saves; whether one failed."""
-        failed = False
+    def _heed(self, now: float) -> None:
+        """Tells what became of saves."""
         for tier in self._tiers:
             for outcome in tier.heed(now):
-                failed = failed or bool(outcome.problem)
                 if tier is self._shared and outcome.manifest is not None and self._polled is not None:
                     if self._asked_save is not None:
                         self._polled.saved(self._asked_save)
                     self._asked_save = None
-        return failed
 
 
 def _nothing() -> None:

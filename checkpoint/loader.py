@@ -169,10 +169,11 @@ class Loader:
 
     def _put_own_aside(self, fresh: bool, step: int | None) -> None:
         """The job trains: what this group has on its own disk of a history that the job was told to give up."""
-        if fresh or step is not None:
+        after = -1 if fresh else step
+        if after is not None:
             for tier in self._tiers:
                 if tier.name == LOCAL:
-                    self._put_aside(tier, -1 if fresh or step is None else step)
+                    self._put_aside(tier, after)
 
     def _put_aside(self, tier: Tier, after: int) -> None:
         moved = tier.folder.put_aside(after)

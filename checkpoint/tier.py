@@ -48,7 +48,7 @@ class Tier:
         self._newest: int | None = None
         self._looking = False
         self._say_after_s = patience_s
-        self._missed_step = -1
+        self._missed_step, self._missed_at_s = -1, 0.0
 
     # ------------------------------------------------------------ when
 
@@ -92,8 +92,6 @@ class Tier:
         self._missed_step, self._missed_at_s = step, now
         self.cadence.failed += 1
         self._failed(step, f"the save before it is under way since {self.saver.busy_s:.0f} s", pending=True)
-
-    _missed_at_s = 0.0
 
     # ------------------------------------------------------------ what became of it
 
@@ -141,7 +139,6 @@ class Tier:
             return  # rank 0 tells it for its group
         failures = max(1, self.cadence.failed)
         alarm = failures >= self._alarm_after
-        step = max(step, 0)
         self._told.note(
             CheckpointFailed(
                 step=step, tier=self.name, reason=reason, failures=failures, pending=pending, again_s=again_s,

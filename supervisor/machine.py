@@ -99,6 +99,7 @@ class Supervisor:
         self.stopping = ""  # why no further start comes
         self.restarting = ""  # why all groups are ended before all start again
         self.finished = False
+        self.failure = ""  # why the run is given up
         self.over: Over | None = None
         self._failed_at = -1  # the newest step at the failure before
         self._idle_failures = 0
@@ -182,7 +183,7 @@ class Supervisor:
         actions: list[Action] = [Note("node_lost", {"node": name, "reason": why})]
         group = self.groups.get(node.group)
         if group is not None and group.state == CHECKING:
-            actions += self._unready(node.group, now)
+            self._unready(group, now)
         return actions + self._go_on(now)
 
     def checked(self, name: str, group_name: str, problem: str, evidence: str, now: float) -> list[Action]:
@@ -200,8 +201,9 @@ class Supervisor:
         if group.state != CHECKING or name not in group.nodes:
             return actions + self._go_on(now)
         if problem or node.lost:
-            return actions + self._unready(group_name, now) + self._go_on(now)
-        group.unchecked.discard(name)
+            self._unready(group, now)
+        else:
+            group.unchecked.discard(name)
         return actions + self._go_on(now)
 
     def ended(self, name: str, end: End, now: float) -> list[Action]:
@@ -248,14 +250,11 @@ class Supervisor:
         self, name: str, group: Group, nodes: tuple[str, ...], end: End, found: Blame, worked_s: float, now: float
     ) -> list[Action]:
         budget = self.job.budget
-        self.attempts += 1
         group.failures = 1 if worked_s >= budget.good_s else group.failures + 1
         actions = self._count_blame(nodes, end, found)
-        pause_s = min(budget.pause_s_max, budget.pause_s * 2.0 ** (group.failures - 1)) if group.failures > 1 else 0.0
         self._enter(group, PAUSED, now)
-        group.until = now + pause_s
-        self._idle_failures = self._idle_failures + 1 if self.step <= self._failed_at else 1
-        self._failed_at = self.step
+        group.until = now + self._pause_s(group.failures)
+        self._count_failure()
         if why := self._hopeless(found, end):
             kind = "crash_loop" if "same" in why else "budget"
             actions += self._give_up(kind, f"{why}; last: {name}: {found.why}", end.evidence)
@@ -285,27 +284,39 @@ class Supervisor:
             return f"the same failure ({found.kind}) at step {end.step} on {len(set(where))} nodes, {len(where)} times"
         if self.attempts > budget.attempts:
             return f"the budget of {budget.attempts} attempts is used up"
-        if self._idle_failures > budget.without_progress:
-            return f"{self._idle_failures} attempts in a row brought no step beyond {self.step}"
-        return ""
+        return self._idle()
+
+    def _count_failure(self) -> None:
+        self.attempts += 1
+        self._idle_failures = self._idle_failures + 1 if self.step <= self._failed_at else 1
+        self._failed_at = self.step
+
+    def _idle(self) -> str:
+        """What is said of too many attempts without progress; empty if they are not too many."""
+        if self._idle_failures <= self.job.budget.without_progress:
+            return ""
+        return f"{self._idle_failures} attempts in a row brought no step beyond {self.step}"
+
+    def _pause_s(self, failures: int) -> float:
+        """How long to wait after so many failures in a row: not after the first, then twice as long each time."""
+        if failures <= 1:
+            return 0.0
+        budget = self.job.budget
+        return min(budget.pause_s_max, budget.pause_s * 2.0 ** min(failures - 1, 30))
 
     def _restart_all(self, why: str, now: float) -> list[Action]:
         if self.restarting or self.stopping or self.finished:
             return []
         self.restarting = why
-        self.attempts += 1
         self.job_restarts += 1
-        self._idle_failures = self._idle_failures + 1 if self.step <= self._failed_at else 1
-        self._failed_at = self.step
+        self._count_failure()
         budget = self.job.budget
         note: list[Action] = [Note("job_restarts", {"number": self.job_restarts, "step": self.step, "reason": why})]
         if self.job_restarts > budget.job_restarts:
             return note + self._give_up("budget", f"{budget.job_restarts} whole-job restarts are used up: {why}")
-        if self._idle_failures > budget.without_progress:
-            what = f"{self._idle_failures} attempts in a row brought no step beyond {self.step}: {why}"
-            return note + self._give_up("budget", what)
-        power = max(0, min(self._idle_failures - 1, 30))
-        self._resume_at = now + (min(budget.pause_s_max, budget.pause_s * 2.0**power) if power else 0.0)
+        if idle := self._idle():
+            return note + self._give_up("budget", f"{idle}: {why}")
+        self._resume_at = now + self._pause_s(self._idle_failures)
         for name, group in self.groups.items():
             if group.state == AT_WORK:
                 self._enter(group, ENDING, now)
@@ -318,8 +329,6 @@ class Supervisor:
         actions: list[Action] = [Note("run_failed", {"failure": kind, "reason": why}), Tell(kind, why, evidence)]
         return actions + self._ask_all(why)
 
-    failure = ""
-
     def _ask_all(self, why: str) -> list[Action]:
         return [Ask(name, why) for name, group in self.groups.items() if group.state == AT_WORK]
 
@@ -330,12 +339,10 @@ class Supervisor:
         node.excluded = reason
         return [Exclude(name, reason, evidence), Tell("quarantine", f"{name}: {reason}", evidence)]
 
-    def _unready(self, name: str, now: float) -> list[Action]:
+    def _unready(self, group: Group, now: float) -> None:
         """A node of a group that was being checked is not fit: the group takes another."""
-        group = self.groups[name]
         self._release(group)
         self._enter(group, WAITING, now)
-        return []
 
     # ------------------------------------------------------------ what is to be done now
 
