@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 from typing import Any
 
 from lightkeeper.errors import UsageError
+from lightkeeper.supervisor.preflight.files import check_names, read_json
 
 FILE_BYTES_MAX = 8 << 20
 FACTS = (
@@ -21,13 +20,7 @@ def read_expected(path: str) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, or a fact in it is none.
     """
-    try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read(FILE_BYTES_MAX))
-    except OSError as error:
-        raise UsageError(f"--expect {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UsageError(f"--expect {path}: it is not JSON: {error}") from error
+    content = read_json("--expect", path, FILE_BYTES_MAX)
     if isinstance(content, dict) and isinstance(content.get("results"), list):
         found = [one for one in content["results"] if isinstance(one, dict) and one.get("name") == "versions"]
         if not found:
@@ -35,9 +28,5 @@ def read_expected(path: str) -> dict[str, Any]:
         content = found[0].get("evidence")
     if not isinstance(content, dict) or not content:
         raise UsageError(f"--expect {path}: give an object of facts, or what `lightkeeper preflight --json` printed")
-    for name in content:
-        if name not in FACTS:
-            near = difflib.get_close_matches(name, FACTS, 1)
-            told = f": is {near[0]} meant?" if near else f"; there are {', '.join(FACTS)}"
-            raise UsageError(f"--expect {path}: there is no fact {name!r}{told}")
+    check_names("--expect", path, "fact", content, FACTS)
     return content

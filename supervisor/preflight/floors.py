@@ -6,13 +6,13 @@ usual on hardware that was not seen before.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lightkeeper.errors import UsageError
+from lightkeeper.supervisor.preflight.files import check_names, read_json
 
 MARGIN = 0.2  # of a good figure: what varies between two runs on healthy nodes
 FILE_BYTES_MAX = 64 * 1024
@@ -60,23 +60,13 @@ def read_floors(path: str) -> dict[str, float]:
     Raises:
         UsageError: it cannot be read, or holds something else, or a figure that nobody measures.
     """
-    try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read(FILE_BYTES_MAX))
-    except OSError as error:
-        raise UsageError(f"--floors {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UsageError(f"--floors {path}: it is not JSON: {error}") from error
+    content = read_json("--floors", path, FILE_BYTES_MAX)
     good = isinstance(content, dict) and all(
         isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 for value in content.values()
     )
     if not good:
         raise UsageError(f"--floors {path}: give an object of figures' names and numbers, as --calibrate writes it")
-    for name in content:
-        if name not in FIGURES:
-            near = difflib.get_close_matches(name, FIGURES, 1)
-            told = f": is {near[0]} meant?" if near else f"; there are {', '.join(FIGURES)}"
-            raise UsageError(f"--floors {path}: there is no figure {name!r}{told}")
+    check_names("--floors", path, "figure", content, FIGURES)
     return {name: float(value) for name, value in content.items()}
 
 
