@@ -46,7 +46,6 @@ BEAT_S = 0.2
 BEATS_PER_S_MAX = 320  # of all agents of a group together
 BEATS_PER_LEASE_MIN = 5
 LOOK_S = 0.1
-LAST_WORD_S = 1.0
 ASKED_S = 5.0  # for which an agent that is asked to leave looks for a manager that it can tell
 OUTBOX_MAX = 10_000
 
@@ -223,7 +222,8 @@ class NodeAgent:
         )
         await self.local.open()
         writer = asyncio.create_task(self._write(call))
-        tasks = [asyncio.create_task(self._read(call)), asyncio.create_task(self._run_ticks())]
+        reader = asyncio.create_task(self._read(call))
+        tasks = [reader, asyncio.create_task(self._run_ticks())]
         try:
             ranks = await self.start_ranks(taken.incarnation, taken.rendezvous_host, taken.rendezvous_port)
             self.local.roots.update(ranks.pids.values())
@@ -242,7 +242,8 @@ class NodeAgent:
             await ranks.close(self.end_s if code == 0 else 0.0)
             self._put(manager_pb2.FromNode(fenced=manager_pb2.NodeFenced(left=self._left(ranks))))
             self._outbox.put_nowait(None)
-            await asyncio.wait({writer}, timeout=LAST_WORD_S)
+            # The manager hangs up when it has read this. Who hangs up first drowns what is not read yet.
+            await asyncio.wait({reader, writer}, timeout=self.lease_s)
             return code
         finally:
             self.local.kill()

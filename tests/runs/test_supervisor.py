@@ -32,13 +32,16 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.base, self.folder = folder, folder / "run"
+        self.gate = folder / "gate"
         self.child: subprocess.Popen[bytes] | None = None
 
-    def write(self, steps: int, delay: float = 0.02, behave: str = "", **more: str) -> None:
-        """The job file, for three groups on four nodes."""
+    def write(self, steps: int, delay: float = 0.02, behave: str = "", every: int = 1000, **more: str) -> None:
+        """The job file, for three groups on four nodes; while `gate` is not there, what is started does not join."""
+        self.gate.touch()
         options = {
             "loop": "saving", "trace": str(self.base / "trace"), "steps": steps, "delay": delay, "microbatches": 3,
-            "behave": behave, "checkpoints": {"folder": str(self.folder / "checkpoints"), "every": 1000},
+            "behave": behave, "begin": str(self.gate),
+            "checkpoints": {"folder": str(self.folder / "checkpoints"), "every": every},
         }  # fmt: skip
         command = json.dumps([str(HERE / "script.py"), json.dumps(options)])
         tables = "".join(f"[{name}]\n{text}\n" for name, text in more.items())
@@ -152,14 +155,30 @@ def test_a_lost_quorum_starts_the_job_again_where_it_was(run: Run) -> None:
     run.write(steps=1500)
     run.start()
     run.until_step(5)
+    run.gate.unlink()
     for group in ("g1", "g2"):
         os.kill(run.pid(group), signal.SIGKILL)
     run.until(lambda: bool(run.events(JobRestarts)), "the restart")
+    run.gate.touch()
     run.until(lambda: len(run.events(schema.CheckpointLoaded)) >= 3, "the load")
     assert run.ends() == 0, run.said()
     kept = max(e.step for e in run.events(schema.CheckpointSaved) if "was to keep" in e.final)
     assert {e.step for e in run.events(schema.CheckpointLoaded)} == {kept}
     assert not (run.base / "quarantine.json").exists(), "a killed rank alone blames no node"
+
+
+def test_all_groups_killed_at_once_go_on_from_the_newest_checkpoint(run: Run) -> None:
+    run.write(steps=1500, every=20)
+    run.start()
+    run.until(lambda: bool(run.events(schema.CheckpointSaved)), "a checkpoint")
+    for pid in [run.pid(group) for group in ("g0", "g1", "g2")]:
+        os.kill(pid, signal.SIGKILL)
+    run.until(lambda: len(run.events(schema.CheckpointLoaded)) >= 3, "the load")
+    assert run.ends() == 0, run.said()
+    (step,) = {e.step for e in run.events(schema.CheckpointLoaded)}
+    assert step >= min(e.step for e in run.events(schema.CheckpointSaved))
+    assert {e.whose for e in run.events(GroupEnded)} == {"maybe", "nobody"}, "nobody's code is to blame"
+    assert {e.step for e in run.events(schema.Finished)} == {1500}
 
 
 def test_the_same_exception_everywhere_stops_the_run_and_somebody_is_told(run: Run) -> None:
