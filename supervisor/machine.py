@@ -8,7 +8,6 @@ the bend, and somebody must look.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from lightkeeper.supervisor.actions import (
@@ -23,60 +22,14 @@ from lightkeeper.supervisor.actions import (
     StartLighthouse,
     Tell,
 )
+from lightkeeper.supervisor.attempts import Attempts
 from lightkeeper.supervisor.attribution import Blame, End, blame
 from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.places import AT_WORK, CHECKING, DONE, ENDING, PAUSED, WAITING, Group, Node
 
 STRIKES_MAX = 2  # of a node that may be to blame, in one run
-WAITING, CHECKING, AT_WORK, PAUSED, ENDING, DONE = "waiting", "checking", "at work", "paused", "ending", "done"
 ENDS_BUDGETS = 6.0  # outage budgets for a group to end in good order: one may keep the last step meanwhile
 QUORUM_LONG_S = 600.0  # after which a human is told that the quorum is not there
-
-
-@dataclass
-class Node:
-    """A node.
-
-    Attributes:
-        group: which has it; "" if it is free.
-        excluded: why it gets no work; "" if it may.
-        strikes: ends of groups there for which it may be to blame.
-        failures: ends of groups there, whosever fault they were.
-        lost: whether the cluster says that it is gone.
-    """
-
-    group: str = ""
-    excluded: str = ""
-    strikes: int = 0
-    failures: int = 0
-    lost: bool = False
-
-    @property
-    def free(self) -> bool:
-        """Whether a group may have it."""
-        return not (self.group or self.excluded or self.lost)
-
-
-@dataclass
-class Group:
-    """A group.
-
-    Attributes:
-        state: one of the states above.
-        nodes: which it has, in order.
-        unchecked: those of them that are still in preflight.
-        starts: how often it was started.
-        failures: ends in a row without a good time at work.
-        since: when it entered its state, in seconds.
-        until: when its pause is over.
-    """
-
-    state: str = WAITING
-    nodes: tuple[str, ...] = ()
-    unchecked: set[str] = field(default_factory=set)
-    starts: int = 0
-    failures: int = 0
-    since: float = 0.0
-    until: float = 0.0
 
 
 class Supervisor:
@@ -94,18 +47,13 @@ class Supervisor:
         self.nodes = {name: Node(excluded=quarantined.get(name, "")) for name in nodes}
         self.groups = {name: Group(since=now) for name in job.group_names}
         self.began = now
-        self.attempts = self.job_restarts = 0
+        self.attempts = Attempts(job.budget)
         self.step = -1  # the newest that is committed
         self.stopping = ""  # why no further start comes
         self.restarting = ""  # why all groups are ended before all start again
         self.finished = False
         self.failure = ""  # why the run is given up
         self.over: Over | None = None
-        self._failed_at = -1  # the newest step at the failure before
-        self._idle_failures = 0
-        self._alike: dict[
-            tuple[str, int], list[str]
-        ] = {}  # nodes by kind and step of failures that no node is blamed for
         self._starved_s: float | None = None
         self._told_starved = False
         self._resume_at = 0.0
@@ -118,12 +66,8 @@ class Supervisor:
     def state(self) -> dict[str, Any]:
         """What the next supervisor of this run must know, as JSON."""
         return {
-            "attempts": self.attempts,
-            "job_restarts": self.job_restarts,
+            "attempts": self.attempts.state(),
             "step": self.step,
-            "failed_at": self._failed_at,
-            "idle_failures": self._idle_failures,
-            "alike": [[kind, step, nodes] for (kind, step), nodes in self._alike.items()],
             "nodes": {name: [node.strikes, node.failures] for name, node in self.nodes.items()},
             "groups": {name: [list(one.nodes), one.starts, one.failures] for name, one in self.groups.items()},
         }
@@ -136,9 +80,8 @@ class Supervisor:
             running: groups that are at work.
             now: monotonic seconds.
         """
-        self.attempts, self.job_restarts = state["attempts"], state["job_restarts"]
-        self.step, self._failed_at, self._idle_failures = state["step"], state["failed_at"], state["idle_failures"]
-        self._alike = {(kind, step): list(nodes) for kind, step, nodes in state["alike"]}
+        self.attempts.take_up(state["attempts"])
+        self.step = state["step"]
         for name, (strikes, failures) in state["nodes"].items():
             if name in self.nodes:
                 self.nodes[name].strikes, self.nodes[name].failures = strikes, failures
@@ -249,13 +192,12 @@ class Supervisor:
     def _failed(
         self, name: str, group: Group, nodes: tuple[str, ...], end: End, found: Blame, worked_s: float, now: float
     ) -> list[Action]:
-        budget = self.job.budget
-        group.failures = 1 if worked_s >= budget.good_s else group.failures + 1
+        group.failures = 1 if worked_s >= self.job.budget.good_s else group.failures + 1
         actions = self._count_blame(nodes, end, found)
         self._enter(group, PAUSED, now)
-        group.until = now + self._pause_s(group.failures)
-        self._count_failure()
-        if why := self._hopeless(found, end):
+        group.until = now + self.attempts.pause_s(group.failures)
+        self.attempts.failed(self.step)
+        if why := self.attempts.hopeless(found, end.step, len(self.nodes) == 1):
             kind = "crash_loop" if "same" in why else "budget"
             actions += self._give_up(kind, f"{why}; last: {name}: {found.why}", end.evidence)
         return actions
@@ -270,53 +212,22 @@ class Supervisor:
             self.nodes[on].strikes += 1
             if self.nodes[on].strikes >= STRIKES_MAX:
                 return self._exclude(on, f"{self.nodes[on].strikes} times: {found.why}", end.evidence)
-        self._alike.setdefault((found.kind, end.step), []).append(on or "+".join(nodes))
+        self.attempts.alike(found.kind, end.step, on or "+".join(nodes))
         return []
-
-    def _hopeless(self, found: Blame, end: End) -> str:
-        """Why no further start makes sense; empty if it does."""
-        budget = self.job.budget
-        where = self._alike.get((found.kind, end.step), [])
-        if found.fatal:
-            return f"it would only end so again ({found.kind})"
-        elsewhere = len(set(where)) > 1 or len(self.nodes) == 1
-        if found.whose != "node" and len(where) >= budget.same_failure and elsewhere:
-            return f"the same failure ({found.kind}) at step {end.step} on {len(set(where))} nodes, {len(where)} times"
-        if self.attempts > budget.attempts:
-            return f"the budget of {budget.attempts} attempts is used up"
-        return self._idle()
-
-    def _count_failure(self) -> None:
-        self.attempts += 1
-        self._idle_failures = self._idle_failures + 1 if self.step <= self._failed_at else 1
-        self._failed_at = self.step
-
-    def _idle(self) -> str:
-        """What is said of too many attempts without progress; empty if they are not too many."""
-        if self._idle_failures <= self.job.budget.without_progress:
-            return ""
-        return f"{self._idle_failures} attempts in a row brought no step beyond {self.step}"
-
-    def _pause_s(self, failures: int) -> float:
-        """How long to wait after so many failures in a row: not after the first, then twice as long each time."""
-        if failures <= 1:
-            return 0.0
-        budget = self.job.budget
-        return min(budget.pause_s_max, budget.pause_s * 2.0 ** min(failures - 1, 30))
 
     def _restart_all(self, why: str, now: float) -> list[Action]:
         if self.restarting or self.stopping or self.finished:
             return []
         self.restarting = why
-        self.job_restarts += 1
-        self._count_failure()
-        budget = self.job.budget
-        note: list[Action] = [Note("job_restarts", {"number": self.job_restarts, "step": self.step, "reason": why})]
-        if self.job_restarts > budget.job_restarts:
-            return note + self._give_up("budget", f"{budget.job_restarts} whole-job restarts are used up: {why}")
-        if idle := self._idle():
+        self.attempts.job_restarts += 1
+        self.attempts.failed(self.step)
+        number, most = self.attempts.job_restarts, self.job.budget.job_restarts
+        note: list[Action] = [Note("job_restarts", {"number": number, "step": self.step, "reason": why})]
+        if number > most:
+            return note + self._give_up("budget", f"{most} whole-job restarts are used up: {why}")
+        if idle := self.attempts.idle():
             return note + self._give_up("budget", f"{idle}: {why}")
-        self._resume_at = now + self._pause_s(self._idle_failures)
+        self._resume_at = now + self.attempts.job_pause_s()
         for name, group in self.groups.items():
             if group.state == AT_WORK:
                 self._enter(group, ENDING, now)

@@ -146,7 +146,7 @@ def test_a_lost_quorum_starts_the_whole_job_again() -> None:
     world.ended("g1", End(code=137))
     world.ended("g2", End(code=137))
     assert world.launches() == [("g0", ("n0",)), ("g1", ("n1",)), ("g2", ("n2",))]
-    assert world.machine.job_restarts == 1 and not world.all(a.Exclude)
+    assert world.machine.attempts.job_restarts == 1 and not world.all(a.Exclude)
 
 
 def test_one_group_that_finishes_ends_the_run_also_for_those_in_a_pause() -> None:
@@ -163,7 +163,7 @@ def test_one_group_that_finishes_ends_the_run_also_for_those_in_a_pause() -> Non
 def test_who_left_as_asked_comes_back_and_nobody_is_blamed() -> None:
     world = World(nodes=3)
     world.ended("g1", End(code=0, asked=True, cause="drained by ann"))
-    assert world.launches() == [("g1", ("n1",))] and world.machine.attempts == 0
+    assert world.launches() == [("g1", ("n1",))] and world.machine.attempts.count == 0
 
 
 def test_an_operator_ends_the_run_with_0_and_nothing_is_started_any_more() -> None:
@@ -186,7 +186,7 @@ def test_a_rejected_node_costs_no_attempt() -> None:
     assert [one.node for one in world.all(a.Exclude)] == ["n1"]
     assert [(one.node, one.group) for one in world.all(a.Check)] == [("n3", "g1")] and not world.launches()
     world.take(world.machine.checked("n3", "g1", "", "", 2.0))
-    assert world.launches() == [("g1", ("n3",))] and world.machine.attempts == 0
+    assert world.launches() == [("g1", ("n3",))] and world.machine.attempts.count == 0
 
 
 def test_a_node_that_is_lost_in_preflight_is_replaced() -> None:

@@ -1,0 +1,63 @@
+"""What the supervisor's machine knows of nodes and of groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+WAITING, CHECKING, AT_WORK, PAUSED, ENDING, DONE = "waiting", "checking", "at work", "paused", "ending", "done"
+
+
+@dataclass
+class Node:
+    """A node.
+
+    Attributes:
+        group: which has it; "" if it is free.
+        excluded: why it gets no work; "" if it may.
+        strikes: ends of groups there for which it may be to blame.
+        failures: ends of groups there, whosever fault they were.
+        lost: whether the cluster says that it is gone.
+        leaving: why it is to be left, as the cluster says; "" if it is not.
+        burn_in: whether it is to be burned in, or is just now.
+    """
+
+    group: str = ""
+    excluded: str = ""
+    strikes: int = 0
+    failures: int = 0
+    lost: bool = False
+    leaving: str = ""
+    burn_in: bool = False
+
+    @property
+    def free(self) -> bool:
+        """Whether a group may have it."""
+        return not (self.group or self.excluded or self.lost or self.leaving)
+
+    @property
+    def may_come(self) -> bool:
+        """Whether a group may have it some time, by what is known."""
+        return self.lost or bool(self.leaving) or self.burn_in or not self.excluded
+
+
+@dataclass
+class Group:
+    """A group.
+
+    Attributes:
+        state: one of the states above.
+        nodes: which it has, in order.
+        unchecked: those of them that are still in preflight.
+        starts: how often it was started.
+        failures: ends in a row without a good time at work.
+        since: when it entered its state, in seconds.
+        until: when its pause is over.
+    """
+
+    state: str = WAITING
+    nodes: tuple[str, ...] = ()
+    unchecked: set[str] = field(default_factory=set)
+    starts: int = 0
+    failures: int = 0
+    since: float = 0.0
+    until: float = 0.0
