@@ -12,6 +12,36 @@ class NodeGone(Event, frozen=True, kw_only=True, tag="node_lost"):
     reason: str
 
 
+class NodeLeaving(Event, frozen=True, kw_only=True):
+    """A node is to be left in good order, as the cluster says: drained, or preempted soon."""
+
+    node: str
+    reason: str
+
+
+class NodeChecked(Event, frozen=True, kw_only=True):
+    """A node has been through preflight for a group, in so many `seconds`; `problem` is empty if it is fit."""
+
+    node: str
+    problem: str
+    seconds: float
+
+
+class BurnedIn(Event, frozen=True, kw_only=True):
+    """A node in quarantine has been tried for long; whether it gets work again, and why or why not."""
+
+    node: str
+    returns: bool
+    reason: str
+
+
+class GroupStarted(Event, frozen=True, kw_only=True):
+    """A group is started on these nodes, for the `attempt`-th time."""
+
+    nodes: tuple[str, ...]
+    attempt: int
+
+
 class GroupEnded(Event, frozen=True, kw_only=True):
     """A group's start has ended: on which nodes, with what code, whose fault ("node", "maybe", "job", "nobody")."""
 
@@ -72,7 +102,8 @@ class NotNotified(Event, frozen=True, kw_only=True):
 
 
 KINDS: tuple[type[Event], ...] = (
-    NodeGone, GroupEnded, JobRestarts, RunStopping, RunFailed, RunEnded, Notified, NotNotified,
+    NodeGone, NodeLeaving, NodeChecked, BurnedIn, GroupStarted, GroupEnded,
+    JobRestarts, RunStopping, RunFailed, RunEnded, Notified, NotNotified,
 )  # fmt: skip
 KINDS_OF_SUPERVISOR: dict[str, type[Event]] = {
     str(kind.__struct_config__.tag): kind for kind in KINDS

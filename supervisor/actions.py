@@ -58,6 +58,20 @@ class Exclude(Action):
 
 
 @dataclass(frozen=True)
+class BurnIn(Action):
+    """A node in quarantine is tried for long; answered by `burned_in`."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Requeue(Action):
+    """The run is put back where it came from: it goes on in another allocation."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Tell(Action):
     """A human is told."""
 

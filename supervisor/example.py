@@ -13,6 +13,7 @@ nodes_per_group = 1
 outage_budget_s = 60                # how long anything may be away; all time-outs follow from it
 checkpoints = "checkpoints"         # below the run's folder, on storage that all nodes reach
 quarantine = "quarantine.json"      # nodes that get no work: lightkeeper quarantine ls --file quarantine.json
+requeue = []                        # puts the run back when its time is over or it gets SIGUSR1: ["sbatch", "job.sh"]
 # torchtitan = true                 # the command holds torchtitan's arguments alone
 
 [environment]                       # of every rank
@@ -34,15 +35,23 @@ enabled = true
 options = ["--only", "memory,disk,limits,matmul,checkpoint"]    # lightkeeper preflight --list names all
 limit_s = 120.0
 
+[burn_in]                           # of a node in quarantine, before it gets work again
+enabled = true
+command = []                        # empty: preflight, with the same options
+rounds = 3                          # so often at least,
+for_s = 300.0                       # and for so long
+round_s = 600.0                     # a round that takes longer has failed
+
 [budget]
 attempts = 50                       # starts after a failure, over the whole run
 job_restarts = 20                   # whole-job restarts among them
 pause_s = 1.0                       # before the second start in a row; it doubles
 pause_s_max = 300.0
 without_progress = 5                # attempts in a row that commit no further step
+in_place = 0                        # starts by the launcher itself, where the group was, without looking at the node
 same_failure = 3                    # of one kind at one step, on different nodes: somebody must look
 orphan_s = 600.0                    # how long the job goes on when this supervisor is gone
-time_limit_s = 0.0                  # the run ends in good order after so long; 0: no limit
+time_limit_s = 0.0                  # the run ends in good order after so long, then `requeue` runs; 0: no limit
 
 # [[notify]]                        # who is told, and how
 # kind = "webhook"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightkeeper.errors import UsageError
+from lightkeeper.supervisor.joboptions import read_options
 from lightkeeper.supervisor.notify.settings import Setting
 from lightkeeper.supervisor.notify.settings import read_settings as read_notify
 from lightkeeper.supervisor.tables import read_table
@@ -74,6 +75,29 @@ class Preflight:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BurnIn:
+    """How a node that is in quarantine is tried before it gets work again (`docs/quarantine.md`).
+
+    Attributes:
+        enabled: whether it is; else a person must release it.
+        command: what is run there; empty: preflight, with the same options.
+        rounds: so often at least.
+        for_s: and for so long at least.
+        round_s: a round that takes longer has failed.
+    """
+
+    enabled: bool = True
+    command: tuple[str, ...] = ()
+    rounds: int = 3
+    for_s: float = 300.0
+    round_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.for_s < 0 or self.round_s <= 0:
+            raise UsageError("rounds is at least 1, for_s not negative, round_s above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Budget:
     """How often, and how fast, things are started again.
 
@@ -85,8 +109,10 @@ class Budget:
         good_s: seconds at work after which a pause begins anew.
         without_progress: attempts in a row that commit no further step, after which the job stops.
         same_failure: so many failures of one kind at one step, on different nodes, are a crash loop.
+        in_place: how often a group's launcher may start its ranks again where they were, before the supervisor
+            looks at what happened; 0: never.
         orphan_s: seconds that a job goes on without its supervisor.
-        time_limit_s: the run ends in good order after so long; 0: no limit.
+        time_limit_s: the run ends in good order so long after this command began, and `requeue` follows; 0: no limit.
     """
 
     attempts: int = 50
@@ -96,11 +122,12 @@ class Budget:
     good_s: float = 600.0
     without_progress: int = 5
     same_failure: int = 3
+    in_place: int = 0
     orphan_s: float = 600.0
     time_limit_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("attempts", "job_restarts", "orphan_s", "time_limit_s", "pause_s"):
+        for name in ("attempts", "job_restarts", "orphan_s", "time_limit_s", "pause_s", "in_place"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} {getattr(self, name)}: it is not negative")
         if self.pause_s_max < self.pause_s:
@@ -128,6 +155,7 @@ class JobFile:
         outage_budget_s: see `docs/timeouts.md`.
         environment: variables of every rank.
         options: further options of `lightkeeper launch`, by name.
+        requeue: command that puts the run back when its time is over or it got notice; run where the job file lies.
         quarantine: file that holds who is in quarantine; relative to the job file.
         notify: who is told.
     """
@@ -145,11 +173,13 @@ class JobFile:
     outage_budget_s: float = 60.0
     environment: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
+    requeue: tuple[str, ...] = ()
     quarantine: str = "quarantine.json"
     notify: tuple[Setting, ...] = ()
     cluster: Cluster = field(default_factory=Cluster)
     lighthouse: Lighthouse = field(default_factory=Lighthouse)
     preflight: Preflight = field(default_factory=Preflight)
+    burn_in: BurnIn = field(default_factory=BurnIn)
     budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
@@ -202,4 +232,7 @@ def read_job(path: Path) -> JobFile:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from error
     notify = read_notify(table.pop("notify", []), f"{path.name} notify")
+    options = table.get("options")
+    if isinstance(options, dict):
+        table["options"] = read_options(options, f"{path.name} options")
     return dataclasses.replace(read_table(JobFile, table, path.name), notify=notify)

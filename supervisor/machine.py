@@ -13,12 +13,14 @@ from typing import Any
 from lightkeeper.supervisor.actions import (
     Action,
     Ask,
+    BurnIn,
     Check,
     Exclude,
     Finish,
     Launch,
     Note,
     Over,
+    Requeue,
     StartLighthouse,
     Tell,
 )
@@ -45,11 +47,15 @@ class Supervisor:
     def __init__(self, job: JobFile, nodes: Iterable[str], quarantined: Mapping[str, str], now: float) -> None:
         self.job = job
         self.nodes = {name: Node(excluded=quarantined.get(name, "")) for name in nodes}
+        for node in self.nodes.values():
+            node.burn_in = bool(node.excluded) and job.burn_in.enabled
+        self._burning: set[str] = set()
         self.groups = {name: Group(since=now) for name in job.group_names}
         self.began = now
         self.attempts = Attempts(job.budget)
         self.step = -1  # the newest that is committed
         self.stopping = ""  # why no further start comes
+        self._again = False  # whether the run is to go on in another allocation
         self.restarting = ""  # why all groups are ended before all start again
         self.finished = False
         self.failure = ""  # why the run is given up
@@ -114,8 +120,22 @@ class Supervisor:
     def node_came(self, name: str, now: float) -> list[Action]:
         """A node is there, for the first time or again."""
         node = self.nodes.setdefault(name, Node())
-        node.lost = False
+        node.lost, node.leaving = False, ""
         return self._go_on(now)
+
+    def node_leaving(self, name: str, why: str, now: float) -> list[Action]:
+        """A node is to be left: it is drained, or preempted soon. Nobody is to blame for what ends there."""
+        node = self.nodes.setdefault(name, Node())
+        if node.leaving:
+            return []
+        node.leaving = why
+        actions: list[Action] = [Note("node_leaving", {"node": name, "reason": why})]
+        group = self.groups.get(node.group)
+        if group is not None and group.state == CHECKING:
+            self._unready(group, now)
+        elif group is not None and group.state == AT_WORK:
+            actions.append(Ask(node.group, f"{name} is to be left: {why}"))
+        return actions + self._go_on(now)
 
     def node_lost(self, name: str, why: str, now: float) -> list[Action]:
         """A node is gone; the end of what ran there comes by itself."""
@@ -132,18 +152,23 @@ class Supervisor:
     def checked(self, name: str, group_name: str, problem: str, evidence: str, now: float) -> list[Action]:
         """A node's preflight has ended; `problem` is empty if it is fit."""
         group, node = self.groups[group_name], self.nodes[name]
-        actions: list[Action] = []
+        seconds = round(now - group.since, 3)
+        note = {"node": name, "group": group_name, "problem": problem, "seconds": seconds}
+        actions: list[Action] = [Note("node_checked", note)]
         if problem:
             found = self._exclude(name, f"preflight: {problem}", evidence)
             if not self._passed:  # perhaps no node can pass: then it is what is asked of them, not they
-                self._unsure, found = [*self._unsure, *found], []
+                self._unsure, found, node.burn_in = [*self._unsure, *found], [], False
             actions += found
         elif not self._passed:
             self._passed = True
             actions += self._unsure
+            for one in self._unsure:
+                if isinstance(one, Exclude):
+                    self.nodes[one.node].burn_in = self.job.burn_in.enabled
         if group.state != CHECKING or name not in group.nodes:
             return actions + self._go_on(now)
-        if problem or node.lost:
+        if problem or node.lost or node.leaving:
             self._unready(group, now)
         else:
             group.unchecked.discard(name)
@@ -173,18 +198,45 @@ class Supervisor:
             actions += self._failed(name, group, nodes, end, found, worked_s, now)
         return actions + self._go_on(now)
 
-    def stop(self, why: str, now: float) -> list[Action]:
-        """Somebody ends the run, in good order: groups leave, nothing is started any more."""
+    def burned_in(self, name: str, returns: bool, why: str, now: float) -> list[Action]:
+        """A burn-in of a node that is in quarantine has ended; whether it gets work again, and why or why not."""
+        node = self.nodes[name]
+        self._burning.discard(name)
+        node.burn_in = False
+        if returns:
+            node.excluded, node.strikes = "", 0
+        return [Note("burned_in", {"node": name, "returns": returns, "reason": why}), *self._go_on(now)]
+
+    def quarantine_is(self, reasons: Mapping[str, str], now: float) -> list[Action]:
+        """Who is in quarantine, with the reason: somebody has changed it. Who is at work stays there."""
+        unsure = set() if self._passed else {one.node for one in self._unsure if isinstance(one, Exclude)}
+        for name, node in self.nodes.items():
+            if name in unsure or name in self._burning:
+                continue
+            if node.excluded and name not in reasons:
+                node.excluded, node.strikes, node.burn_in = "", 0, False
+            elif name in reasons and not node.excluded:
+                node.excluded = reasons[name]
+        return self._go_on(now)
+
+    def stop(self, why: str, now: float, again: bool = False) -> list[Action]:
+        """The run ends in good order: groups leave, nothing is started any more.
+
+        Args:
+            why: an operator's word, a notice, a time limit.
+            now: monotonic seconds.
+            again: whether it is to go on by itself, in another allocation.
+        """
         if self.stopping or self.over:
             return []
-        self.stopping = why
+        self.stopping, self._again = why, again
         return [Note("run_stopping", {"reason": why}), *self._ask_all(why), *self._go_on(now)]
 
     def tick(self, now: float) -> list[Action]:
         """Time passes."""
         limit_s = self.job.budget.time_limit_s
         if limit_s and now - self.began >= limit_s and not self.stopping:
-            return self.stop(f"the time limit of {limit_s:g} s", now)
+            return self.stop(f"the time limit of {limit_s:g} s", now, again=True)
         return self._go_on(now)
 
     # ------------------------------------------------------------ what follows
@@ -247,7 +299,7 @@ class Supervisor:
         node = self.nodes[name]
         if node.excluded:
             return []
-        node.excluded = reason
+        node.excluded, node.burn_in = reason, self.job.burn_in.enabled
         return [Exclude(name, reason, evidence), Tell("quarantine", f"{name}: {reason}", evidence)]
 
     def _unready(self, group: Group, now: float) -> None:
@@ -277,7 +329,12 @@ class Supervisor:
             if group.state == CHECKING and not group.unchecked:
                 group.starts += 1
                 self._enter(group, AT_WORK, now)
-                actions.append(Launch(name, group.nodes, group.starts))
+                started = {"group": name, "nodes": list(group.nodes), "attempt": group.starts}
+                actions += [Note("group_started", started), Launch(name, group.nodes, group.starts)]
+        for name, node in self.nodes.items():
+            if node.burn_in and not (node.lost or node.group or name in self._burning):
+                self._burning.add(name)
+                actions.append(BurnIn(name))
         return actions + self._mind_starvation(now)
 
     def _allocate(self, name: str, group: Group, now: float) -> list[Action]:
@@ -302,10 +359,7 @@ class Supervisor:
             self._starved_s, self._told_starved = None, False
             return []
         self._starved_s = now if self._starved_s is None else self._starved_s
-        if any(not node.lost and not node.excluded and node.group for node in self.nodes.values()):
-            may_come = True
-        else:
-            may_come = any(node.lost for node in self.nodes.values())
+        may_come = any(node.may_come for node in self.nodes.values())
         excluded = sorted(name for name, node in self.nodes.items() if node.excluded)
         if not may_come and excluded:
             return [
@@ -336,9 +390,10 @@ class Supervisor:
             self.over = Over(1, self.failure)
         else:
             self.over = Over(0, f"stopped as asked ({self.stopping}); the same command goes on from there")
+        requeue: list[Action] = [Requeue(self.stopping)] if self._again and not (self.finished or self.failure) else []
         told = "finished" if self.finished else "failed" if self.failure else "stopped"
         actions: list[Action] = [] if told == "stopped" or self.failure else [Tell(told, self.over.reason)]
-        return [*actions, Note("run_ended", {"code": self.over.code, "reason": self.over.reason}), self.over]
+        return [*actions, *requeue, Note("run_ended", {"code": self.over.code, "reason": self.over.reason}), self.over]
 
     def _end_late(self, now: float) -> list[Action]:
         """Who has not ended in good order long after it was to is ended."""

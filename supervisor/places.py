@@ -37,7 +37,7 @@ class Node:
     @property
     def may_come(self) -> bool:
         """Whether a group may have it some time, by what is known."""
-        return self.lost or bool(self.leaving) or self.burn_in or not self.excluded
+        return self.burn_in or not self.excluded
 
 
 @dataclass

@@ -7,7 +7,9 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -24,15 +26,26 @@ from lightkeeper.events.reader import follow
 from lightkeeper.events.schema import Committed
 from lightkeeper.events.writer import EventLog
 from lightkeeper.supervisor import actions as a
-from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster, Exited, Happening, NodeCame, NodeLost
+from lightkeeper.supervisor.aside import Aside
+from lightkeeper.supervisor.clusters.interface import (
+    CannotStart,
+    Cluster,
+    Exited,
+    Happening,
+    NodeCame,
+    NodeLeaving,
+    NodeLost,
+)
 from lightkeeper.supervisor.facts import end_of
 from lightkeeper.supervisor.jobfile import JobFile
 from lightkeeper.supervisor.machine import Supervisor
+from lightkeeper.supervisor.nodechecks import NodeChecks
 from lightkeeper.words import say
 
 LISTENING = re.compile(rb"listening on (\S+?),")
 LISTENS_S_MAX = 60.0
 TICK_S = 0.5
+REQUEUE_S_MAX = 60.0
 LIGHTHOUSE = "lighthouse"
 STATE = "supervisor.json"
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
@@ -44,20 +57,20 @@ class Service:
     Args:
         job: what the job file says.
         folder: of the run, absolute.
+        base: where the job file lies.
         cluster: where it runs.
-        exclude: puts a node into quarantine: name, reason, evidence.
+        names: of the nodes.
+        aside: who is in quarantine, and who goes there.
         tell: tells a human: kind, text, evidence.
-        quarantined: who is there already, with the reason.
     """
 
     def __init__(
-        self, job: JobFile, folder: Path, cluster: Cluster, names: Sequence[str],
-        exclude: Callable[[str, str, str], None], tell: Callable[[str, str, str], None],
-        quarantined: Mapping[str, str],
+        self, job: JobFile, folder: Path, base: Path, cluster: Cluster, names: Sequence[str],
+        aside: Aside, tell: Callable[[str, str, str], None],
     ) -> None:  # fmt: skip
-        self.job, self.folder, self.cluster = job, folder, cluster
-        self.machine = Supervisor(job, names, quarantined, time.monotonic())
-        self._exclude, self._tell = exclude, tell
+        self.job, self.folder, self.base, self.cluster = job, folder, base, cluster
+        self.machine = Supervisor(job, names, aside.excluded(names), time.monotonic())
+        self._aside, self._tell = aside, tell
         self._log = EventLog(folder, "supervisor", job=job.name)
         self._token = _token(folder)
         self._address = job.lighthouse.address
@@ -66,7 +79,9 @@ class Service:
         self._began: dict[str, float] = {}
         self._asked: set[str] = set()
         self._lost: dict[str, str] = {}  # nodes, and why
-        self._checks: dict[tuple[str, str], asyncio.Future[int | None]] = {}
+        self._checks = NodeChecks(job, folder, cluster, self._environment())
+        self._stamp, self._changes = aside.stamp(), 0  # of the quarantine: as it was read, and by us
+        self._terms = 0  # how often an operator has asked for an end
         self._over: asyncio.Future[a.Over] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._happened: asyncio.Queue[Happening] = asyncio.Queue()
@@ -76,20 +91,20 @@ class Service:
         """Until the run is over; the exit code."""
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signalled, number)
         (self.folder / self.job.checkpoints).mkdir(parents=True, exist_ok=True)  # preflight looks for room there
         await self._take_up(await self.cluster.open(self._happened.put_nowait))
         threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
-        hearing = asyncio.create_task(self._hear())
-        ticking = asyncio.create_task(self._ticks())
+        self._spawn(self._hear())
+        self._spawn(self._ticks())
         try:
             await self._do(self._first())
             over = await self._over
         finally:
             self._reading.set()
-            hearing.cancel()
-            ticking.cancel()
+            for task in list(self._tasks):
+                task.cancel()
             await self.cluster.close(end=True)
         say(f"lightkeeper: {over.reason}")
         return over.code
@@ -126,12 +141,15 @@ class Service:
         write_whole(self.folder / STATE, msgspec.json.encode(data))
 
     def _signalled(self, number: int) -> None:
-        if self.machine.stopping:
+        notice = number == signal.SIGUSR1
+        self._terms += not notice
+        if self._terms > 1:
             assert self._over is not None
             if not self._over.done():
                 self._over.set_result(a.Over(128 + number, "ended at once, as asked twice"))
             return
-        self._spawn(self._do(self.machine.stop(signal.Signals(number).name, time.monotonic())))
+        why = "notice (SIGUSR1)" if notice else signal.Signals(number).name
+        self._spawn(self._do(self.machine.stop(why, time.monotonic(), again=notice)))
 
     # ------------------------------------------------------------ what happens
 
@@ -141,9 +159,7 @@ class Service:
             now = time.monotonic()
             if isinstance(happening, NodeLost):
                 self._lost[happening.node] = happening.why
-                for (node, _), check in self._checks.items():
-                    if node == happening.node and not check.done():
-                        check.set_result(None)
+                self._checks.lost(happening.node)
                 await self._do(self.machine.node_lost(happening.node, happening.why, now))
                 for group, processes in list(self._running.items()):
                     for one in [one for one in processes if one[0] == happening.node]:
@@ -151,6 +167,8 @@ class Service:
             elif isinstance(happening, NodeCame):
                 self._lost.pop(happening.node, None)
                 await self._do(self.machine.node_came(happening.node, now))
+            elif isinstance(happening, NodeLeaving):
+                await self._do(self.machine.node_leaving(happening.node, happening.why, now))
             else:
                 await self._heard_end(happening)
 
@@ -159,9 +177,7 @@ class Service:
             self._address = self.job.lighthouse.address
             await self._do(self.machine.lighthouse_ended(time.monotonic()))
             return
-        check = self._checks.get((exited.node, exited.name))
-        if check is not None and not check.done():
-            check.set_result(exited.code)
+        self._checks.exited(exited)
         for group, processes in list(self._running.items()):
             if (exited.node, exited.name) in processes:
                 await self._exited(group, (exited.node, exited.name), exited.code)
@@ -190,7 +206,22 @@ class Service:
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            await self._read_quarantine()
             await self._do(self.machine.tick(time.monotonic()))
+
+    async def _read_quarantine(self) -> None:
+        """Somebody may put a node aside, or release one, while the run goes on."""
+        stamp, changes = self._aside.stamp(), self._changes
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            reasons = await asyncio.to_thread(self._aside.excluded, self.job.nodes)
+        except ToldError as error:
+            say(f"lightkeeper: {error}")
+            return
+        if changes == self._changes:  # what was read is not older than what we ourselves have just changed
+            await self._do(self.machine.quarantine_is(reasons, time.monotonic()))
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: how far the run has come."""
@@ -209,16 +240,22 @@ class Service:
                 self._spawn(self._check(action))
             elif isinstance(action, a.Launch):
                 self._spawn(self._launch(action))
+            elif isinstance(action, a.BurnIn):
+                self._spawn(self._burn_in(action.node))
+            elif isinstance(action, a.Requeue):
+                await self._requeue(action.why)
             elif isinstance(action, a.Finish):
-                for node, name in self._running.get(action.group, set()):
+                for node, name in list(self._running.get(action.group, ())):
                     await self.cluster.kill(node, name)
             elif isinstance(action, a.Ask):
                 self._asked.add(action.group)
-                for node, name in self._running.get(action.group, set()):
+                for node, name in list(self._running.get(action.group, ())):
                     await self.cluster.signal(node, name, signal.SIGUSR1)
             elif isinstance(action, a.Exclude):
                 say(f"lightkeeper: {action.node} is in quarantine: {action.reason}")
-                await asyncio.to_thread(self._exclude, action.node, action.reason, action.evidence)
+                self._changes += 1
+                await asyncio.to_thread(self._aside.exclude, action.node, action.reason, action.evidence)
+                self._changes += 1
             elif isinstance(action, a.Tell):
                 await asyncio.to_thread(self._tell, action.kind, action.text, action.evidence)
             elif isinstance(action, a.Note):
@@ -268,31 +305,45 @@ class Service:
         return self.job.lighthouse.bind
 
     async def _check(self, check: a.Check) -> None:
-        problem, evidence = await self._preflight(check.node, check.group)
+        start = self.machine.groups[check.group].starts + 1
+        problem, evidence = await self._checks.preflight(check.node, check.group, start)
         await self._do(self.machine.checked(check.node, check.group, problem, evidence, time.monotonic()))
 
-    async def _preflight(self, node: str, group: str) -> tuple[str, str]:
-        """What speaks against a node, "" if nothing does; and where it is written."""
-        settings, name = self.job.preflight, f"check-{group}"
-        log = self.folder / "logs" / f"preflight-{node}-{group}-{self.machine.groups[group].starts + 1}.log"
-        checkpoints = ["--checkpoint", str(self.folder / self.job.checkpoints)]
-        argv = [sys.executable, "-m", "lightkeeper", "preflight", "--json", *checkpoints, *settings.options]
-        ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._checks[node, name] = ended
-        said = log.stat().st_size if log.exists() else 0
+    async def _burn_in(self, node: str) -> None:
+        count, why = await asyncio.to_thread(self._aside.before_burn_in, node)
+        returns = False
+        if not why:
+            result = await self._checks.burn_in(node)
+            returns, why = await asyncio.to_thread(self._aside.burned_in, node, result, count)
+        await self._do(self.machine.burned_in(node, returns, why, time.monotonic()))
+
+    async def _requeue(self, why: str) -> None:
+        """Puts the run back where it came from; a human is told if that fails."""
+        argv = self.job.requeue
+        if not argv:
+            return
+        log = self.folder / "logs" / "requeue.log"
         try:
-            await self.cluster.start(node, name, argv, self._environment(), log)
-            code = await asyncio.wait_for(ended, settings.limit_s)
-        except CannotStart as error:
-            return str(error), ""
+            with log.open("ab") as output:
+                process = await asyncio.create_subprocess_exec(
+                    *argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.base,
+                    start_new_session=True,
+                )  # fmt: skip
+            code = await asyncio.wait_for(process.wait(), REQUEUE_S_MAX)
+            problem = "" if code == 0 else f"ended with {code}; see {log}"
+        except OSError as error:
+            problem = error.strerror or str(error)
         except TimeoutError:
-            await self.cluster.kill(node, name)
-            return f"preflight hung for {settings.limit_s:g} s: do not join", str(log)
-        finally:
-            self._checks.pop((node, name), None)
-        if code == 0:
-            return "", ""
-        return reasons_in(log.read_bytes()[said:]) or f"preflight ended with {code}", str(log)
+            process.kill()
+            problem = f"did not end within {REQUEUE_S_MAX:g} s"
+        if not problem:
+            say(f"lightkeeper: {shlex.join(argv)}: the run is put back ({why})")
+            return
+        text = f"the run does not go on by itself: {shlex.join(argv)}: {problem}"
+        await asyncio.to_thread(self._tell, "failed", text, "")
+        assert self._over is not None
+        if not self._over.done():
+            self._over.set_result(a.Over(1, text))
 
     async def _launch(self, launch: a.Launch) -> None:
         while not self._address:
@@ -314,7 +365,7 @@ class Service:
         job = self.job
         options = {
             "group": group, "groups": job.groups, "minimum": job.minimum, "spares": job.spares, "ranks": job.ranks,
-            "lighthouse": self._address, "job": job.name, "run-folder": self.folder, "restarts": 0,
+            "lighthouse": self._address, "job": job.name, "run-folder": self.folder, "restarts": job.budget.in_place,
             "outage-budget-s": job.outage_budget_s, **job.options,
         }  # fmt: skip
         if job.nodes_per_group > 1:
@@ -327,18 +378,6 @@ class Service:
     def _environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}
         return {**clean, **self.job.environment, "LIGHTKEEPER_TOKEN": self._token, "PYTHONUNBUFFERED": "1"}
-
-
-def reasons_in(data: bytes) -> str:
-    """What a preflight's JSON says against a node; "" if there is none in what it printed."""
-    for line in reversed(data.splitlines()):
-        try:
-            found = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            continue
-        if isinstance(found, dict) and isinstance(found.get("reasons"), list):
-            return "; ".join(map(str, found["reasons"]))[:500]
-    return ""
 
 
 def _read_state(path: Path) -> dict[str, Any] | None:

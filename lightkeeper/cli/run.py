@@ -14,7 +14,6 @@ from lightkeeper.errors import UsageError
 
 if TYPE_CHECKING:
     from lightkeeper.supervisor.jobfile import JobFile
-    from lightkeeper.supervisor.service import Service
 
 NOTIFY_S_MAX = 30.0
 
@@ -27,43 +26,32 @@ def command(
 
     Ends with 0 if the run is finished, or was ended in good order; with 1 if a human must look.
     """
+    from lightkeeper.supervisor.aside import Aside
+    from lightkeeper.supervisor.clusters.local import Local
     from lightkeeper.supervisor.jobfile import read_job
     from lightkeeper.supervisor.notify.message import Message
     from lightkeeper.supervisor.notify.notifier import Notifier
     from lightkeeper.supervisor.quarantine_file import QuarantineFile
+    from lightkeeper.supervisor.service import Service
     from lightkeeper.supervisor.single import Held
 
     job = read_job(job_file)
     folder = (job_file.parent / job.run_folder).absolute()
-    file = QuarantineFile(job_file.parent / job.quarantine)
-    book = file.read()
-    quarantined = {name: why for name in job.nodes if (why := book.excluded(name))}
-
-    def exclude(name: str, reason: str, evidence: str) -> None:
-        with file.change() as held:
-            held[0] = held[0].add(name, reason, time.time(), evidence=evidence, job=job.name)
-
+    aside = Aside(QuarantineFile(job_file.parent / job.quarantine), job.name)
     if dry_run:
-        return _show(job, folder, quarantined)
+        return _show(job, folder, aside.excluded(job.nodes))
     with Held(folder):
         notifier = Notifier(job.notify)
 
         def tell(kind: str, text: str, evidence: str) -> None:
             notifier.tell(Message(kind, job.name, text, run=str(folder), evidence=evidence, wall=time.time()))
 
-        service = _service(job, folder, exclude, tell, quarantined)
+        cluster = Local(folder / "nodes", job.nodes, job.budget.orphan_s)
+        service = Service(job, folder, job_file.parent, cluster, job.nodes, aside, tell)
         try:
             return asyncio.run(service.run())
         finally:
             notifier.close(NOTIFY_S_MAX)
-
-
-def _service(job: JobFile, folder: Path, exclude: object, tell: object, quarantined: dict[str, str]) -> Service:
-    from lightkeeper.supervisor.clusters.local import Local
-    from lightkeeper.supervisor.service import Service
-
-    cluster = Local(folder / "nodes", job.nodes, job.budget.orphan_s)
-    return Service(job, folder, cluster, job.nodes, exclude, tell, quarantined)  # type: ignore[arg-type]
 
 
 def _show(job: JobFile, folder: Path, quarantined: dict[str, str]) -> int:

@@ -1,7 +1,8 @@
 """What stands for a node on this machine: a process that starts what runs there, and for a while goes on alone.
 
 It serves one supervisor after another on a socket in the node's folder. When none has been there for `--orphan-s` it
-kills what it started and ends; when it is killed itself, the kernel kills what it started.
+kills what it started and ends; when it is killed itself, the kernel kills what it started. While there is a file
+`drain` in the folder the node is to be left.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from lightkeeper.manager.processes import die_with_parent
 from lightkeeper.manager.sessions import kill_sessions
 
 LINE_BYTES_MAX = 4 << 20
-SOCKET, PID = "host.sock", "host.pid"
+SOCKET, PID, DRAIN = "host.sock", "host.pid", "drain"
+WHY_BYTES_MAX = 200
 GONE_S_MAX = 5.0
 POLL_S = 0.05
 
@@ -45,6 +47,7 @@ class Host:
         self.ended: dict[str, int] = {}  # not yet acknowledged
         self.writer: asyncio.StreamWriter | None = None
         self.alone_since = time.monotonic()
+        self.drained = self._look_drained()
         self.over = asyncio.Event()
 
     async def run(self) -> None:
@@ -65,6 +68,8 @@ class Host:
         if self.writer is not None:
             self.writer.close()  # the newest one counts
         self.writer = writer
+        if self.drained is not None:
+            self._say({"is": "drained", "why": self.drained}, writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ValueError):
             while line := await reader.readline():
                 try:
@@ -132,9 +137,20 @@ class Host:
                 del self.children[name], self.below[name]
                 self.ended[name] = child.returncode
                 self._say({"is": "exited", "name": name, "code": child.returncode}, self.writer)
+            if (drained := self._look_drained()) != self.drained:
+                self.drained = drained
+                self._say({"is": "drained", "why": drained}, self.writer)
             looked_s = now if now - looked_s > 1.0 else looked_s
             if self.writer is None and now - self.alone_since > self.orphan_s:
                 self.over.set()
+
+    def _look_drained(self) -> str | None:
+        """What the file says by which an operator takes the node out of service; None if there is none."""
+        try:
+            with (self.folder / DRAIN).open("rb") as file:
+                return file.read(WHY_BYTES_MAX).decode(errors="replace").strip() or "drained"
+        except OSError:
+            return None
 
     async def _clear(self, name: str) -> None:
         """Nothing of it is left: whatever it started and did not end itself is killed."""

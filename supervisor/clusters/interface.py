@@ -38,13 +38,21 @@ class NodeLost:
 
 
 @dataclass(frozen=True)
+class NodeLeaving:
+    """A node is to be left in good order: it is drained, or will be taken away. `NodeCame` takes that back."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True)
 class NodeCame:
     """A node can be used, for the first time or again."""
 
     node: str
 
 
-Happening = Exited | NodeLost | NodeCame
+Happening = Exited | NodeLost | NodeLeaving | NodeCame
 Heard = Callable[[Happening], None]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from lightkeeper.supervisor.clusters.host import LINE_BYTES_MAX, PID, SOCKET, short
-from lightkeeper.supervisor.clusters.interface import CannotStart, Exited, Heard, NodeCame, NodeLost
+from lightkeeper.supervisor.clusters.host import DRAIN, LINE_BYTES_MAX, PID, SOCKET, short
+from lightkeeper.supervisor.clusters.interface import CannotStart, Exited, Heard, NodeCame, NodeLeaving, NodeLost
 
 HOST_S_MAX = 20.0  # for a host to listen, or to answer
 BACK_S = 1.0  # after which a node that was lost is tried again
@@ -89,6 +89,14 @@ class Local:
         """The host's process: killing it is the loss of the node."""
         return int((self.folder / node / PID).read_text())
 
+    def drain(self, node: str, why: str) -> None:
+        """Takes a node out of service, as an operator does by this file."""
+        (self.folder / node / DRAIN).write_text(why)
+
+    def undrain(self, node: str) -> None:
+        """Takes that back."""
+        (self.folder / node / DRAIN).unlink(missing_ok=True)
+
     async def _ask(self, node: str, order: dict[str, Any]) -> dict[str, Any]:
         link = self._links.get(node)
         if link is None:
@@ -116,6 +124,9 @@ class Local:
     async def _listen(self, name: str, link: _Link) -> None:
         assert self._heard is not None
         async for message in link.messages():
+            if message["is"] == "drained":
+                self._heard(NodeCame(name) if message["why"] is None else NodeLeaving(name, message["why"]))
+                continue
             self._heard(Exited(name, message["name"], message["code"]))
             await link.tell({"do": "forget", "name": message["name"]})
         if self._closed:
@@ -132,12 +143,12 @@ class Local:
 
 
 class _Link:
-    """The connection to one host: orders are answered in their order, exits come in between."""
+    """The connection to one host: orders are answered in their order, news come in between."""
 
     def __init__(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._name, self._reader, self._writer = name, reader, writer
         self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._exits: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._news: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._asking = asyncio.Lock()
         self._gone = False
         self._task = asyncio.create_task(self._read())
@@ -156,10 +167,10 @@ class _Link:
         with contextlib.suppress(ConnectionError, ValueError, msgspec.DecodeError):
             while line := await self._reader.readline():
                 message = msgspec.json.decode(line)
-                (self._answers if message["is"] == "answer" else self._exits).put_nowait(message)
+                (self._answers if message["is"] == "answer" else self._news).put_nowait(message)
         self._gone = True
         self._answers.put_nowait(None)
-        self._exits.put_nowait(None)
+        self._news.put_nowait(None)
 
     async def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Has an order carried out.
@@ -185,8 +196,8 @@ class _Link:
             await self.ask(order)
 
     async def messages(self) -> Any:
-        """Who has ended, until the host is gone."""
-        while (message := await self._exits.get()) is not None:
+        """Who has ended, and that the node is drained, until the host is gone."""
+        while (message := await self._news.get()) is not None:
             yield message
 
     def close(self) -> None:

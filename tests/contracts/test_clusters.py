@@ -15,7 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
-from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster, Exited, Happening, NodeCame, NodeLost
+from lightkeeper.supervisor.clusters.interface import (
+    CannotStart,
+    Cluster,
+    Exited,
+    Happening,
+    NodeCame,
+    NodeLeaving,
+    NodeLost,
+)
 from lightkeeper.supervisor.clusters.local import Local
 
 SLEEPS = "import sys, time; print('up', flush=True); time.sleep(60)"
@@ -168,6 +176,23 @@ def test_the_next_supervisor_finds_what_runs_and_hears_what_has_ended(
     asyncio.run(first())
     time.sleep(0.4)
     asyncio.run(second())
+
+
+def test_a_node_is_drained_and_taken_back(make: Callable[[Path], Local], tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(make, tmp_path) as (cluster, heard, _):
+            await start(cluster, tmp_path, SLEEPS)
+            cluster.drain("n0", "new firmware")
+            await heard.wait_for(NodeLeaving("n0", "new firmware"))
+            await cluster.signal("n0", "g0", signal.SIGTERM)
+            await heard.wait_for(Exited("n0", "g0", -signal.SIGTERM))
+        heard.all.clear()
+        async with opened(make, tmp_path) as (cluster, heard, _):
+            await heard.wait_for(NodeLeaving("n0", "new firmware"))  # also the next supervisor hears of it
+            cluster.undrain("n0")
+            await heard.wait_for(NodeCame("n0"))
+
+    asyncio.run(run())
 
 
 def test_without_a_supervisor_all_ends_in_time(make: Callable[[Path], Local], tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_node_that_is_lost_in_preflight_is_replaced() -> None:
 
 
 def test_no_node_left_ends_the_run_and_somebody_is_told() -> None:
-    world = World(nodes=3)
+    world = World(nodes=3, burn_in={"enabled": False})
     xid = End(code=1, classified="xid", cause="Xid 79")
     world.ended("g0", xid)
     world.ended("g1", xid)
@@ -252,3 +252,97 @@ def test_who_failed_before_one_passed_is_in_quarantine_then() -> None:
     assert not world.all(a.Exclude)
     world.take(world.machine.checked("n0", "g0", "", "", 2.0))
     assert [one.node for one in world.all(a.Exclude)] == ["n1"]
+
+
+XID = End(code=1, classified="xid", cause="Xid 79", confidence=0.9)
+
+
+def test_a_node_in_quarantine_is_burned_in_and_gets_work_again() -> None:
+    world = World(nodes=3)
+    world.ended("g1", XID)
+    assert [one.node for one in world.all(a.BurnIn)] == ["n1"] and not world.launches() and not world.machine.over
+    world.passes(1)
+    assert not world.all(a.BurnIn), "it is being tried"
+    world.take(world.machine.burned_in("n1", True, "passed", world.now))
+    assert world.launches() == [("g1", ("n1",))]
+
+
+def test_a_burn_in_that_fails_leaves_no_node_and_the_run_ends() -> None:
+    world = World(nodes=1, groups=1, minimum=1)
+    world.ended("g0", XID)
+    assert not world.all(a.Over), "the burn-in may bring it back"
+    world.take(world.machine.burned_in("n0", False, "round 1: ecc", world.now))
+    (over,) = world.all(a.Over)
+    assert over.code == 1 and "no node is left: n0 (Xid 79)" in over.reason
+
+
+def test_a_lost_node_is_burned_in_once_it_is_there_again() -> None:
+    world = World()
+    world.take(world.machine.node_lost("n1", "its host ended", 1.0))
+    world.ended("g1", End(code=-9, node_lost=True, cause="n1: its host ended"))
+    assert not world.all(a.BurnIn) and world.launches() == [("g1", ("n3",))]
+    world.take(world.machine.node_came("n1", 2.0))
+    assert [one.node for one in world.all(a.BurnIn)] == ["n1"]
+
+
+def test_what_an_earlier_run_put_aside_is_burned_in_at_the_start() -> None:
+    assert [one.node for one in World(quarantined={"n0": "Xid 79"}).all(a.BurnIn)] == ["n0"]
+    assert not World(quarantined={"n0": "Xid 79"}, burn_in={"enabled": False}).all(a.BurnIn)
+
+
+def test_what_no_node_can_pass_is_not_burned_in_either() -> None:
+    world = World(nodes=3, preflight={"enabled": True})
+    world.take(world.machine.checked("n0", "g0", "disk", "", 1.0))
+    assert not world.all(a.BurnIn)
+    world.take(world.machine.checked("n1", "g1", "", "", 1.0))
+    assert [one.node for one in world.all(a.BurnIn)] == ["n0"], "it is the node, since another one passed"
+
+
+def test_a_drained_node_is_left_in_good_order_and_its_group_goes_elsewhere() -> None:
+    world = World()
+    world.take(world.machine.node_leaving("n1", "drained", 1.0))
+    assert [(one.group, one.why) for one in world.all(a.Ask)] == [("g1", "n1 is to be left: drained")]
+    assert not world.take(world.machine.node_leaving("n1", "drained", 1.5)), "it was asked"
+    world.ended("g1", End(code=0, asked=True))
+    assert world.launches() == [("g1", ("n3",))] and world.machine.attempts.count == 0 and not world.all(a.Exclude)
+    world.ended("g2", KILLED)
+    world.passes(1)
+    assert world.launches() == [] or ("g2", ("n1",)) not in world.launches(), "no work while it is drained"
+    world.take(world.machine.node_came("n1", world.now))
+    assert world.machine.nodes["n1"].leaving == ""
+
+
+def test_a_node_that_is_drained_in_preflight_is_replaced() -> None:
+    world = World(preflight={"enabled": True})
+    world.done.clear()
+    world.take(world.machine.node_leaving("n0", "drained", 1.0))
+    assert [(one.node, one.group) for one in world.all(a.Check)] == [("n3", "g0")] and not world.all(a.Ask)
+
+
+def test_a_person_may_put_nodes_aside_and_release_them_while_it_runs() -> None:
+    world = World(nodes=4)
+    world.take(world.machine.quarantine_is({"n3": "cable", "n0": "fan"}, 1.0))
+    assert not world.all(a.Finish) and not world.all(a.Ask), "who is at work stays"
+    world.ended("g1", End(code=-9, node_lost=True, cause="gone"))
+    assert not world.launches(), "n3 gets no work"
+    world.take(world.machine.quarantine_is({"n0": "fan", "n1": "gone"}, 2.0))
+    assert world.launches() == [("g1", ("n3",))]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_only_a_run_whose_time_is_over_is_put_back(again: bool) -> None:
+    world = World()
+    world.take(world.machine.stop("notice (SIGUSR1)" if again else "SIGTERM", 1.0, again=again))
+    for group in ("g0", "g1", "g2"):
+        world.ended(group, End(code=0, asked=True))
+    assert len(world.all(a.Requeue)) == int(again)
+    (over,) = world.all(a.Over)
+    assert over.code == 0
+
+
+def test_a_finished_run_is_not_put_back() -> None:
+    world = World()
+    world.take(world.machine.stop("notice (SIGUSR1)", 1.0, again=True))
+    for group in ("g0", "g1", "g2"):
+        world.ended(group, FINISHED)
+    assert not world.all(a.Requeue)

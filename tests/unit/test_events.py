@@ -94,6 +94,9 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "failure": "xid",
         "number": 2,
         "via": "webhook h",
+        "attempt": 2,
+        "problem": "disk",
+        "returns": True,
     }
     needed = {name: samples[name] for name in _required(kind)}
     EventLog(tmp_path, "lighthouse").write(kind(**needed))  # type: ignore[arg-type]

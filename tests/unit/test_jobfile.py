@@ -52,6 +52,13 @@ def test_places_in_the_command_are_filled_in_and_other_braces_stay(tmp_path: Pat
     (LEAST + '[cluster]\nnames = ["a", "a"]\n', "one of them stands there twice"),
     (LEAST + "[preflight]\nlimit_s = 0\n", "limit_s 0.0: give seconds above 0"),
     (LEAST + "[budget]\npause_s = 10\npause_s_max = 1\n", "pause_s_max 1.0 is below pause_s 10.0"),
+    (LEAST + "[options]\nrestarts = 3\n", "job.toml options: restarts is said by [budget] in_place"),
+    (LEAST + "[options]\nlighthouse = 'h:1'\n", "lighthouse is said by [lighthouse] address"),
+    (LEAST + "[options]\ndael = 'even'\n", "job.toml options: unknown key 'dael'; did you mean deal?"),
+    (LEAST + "[options]\ndeal = 'evne'\n", "job.toml options: deal 'evne': give speed or even"),
+    (LEAST + "[options]\nbucket-mb = true\n", "job.toml options bucket-mb is text or a number, not True"),
+    (LEAST + "[budget]\nin_place = -1\n", "in_place -1: it is not negative"),
+    (LEAST + "[burn_in]\nrounds = 0\n", "rounds is at least 1"),
     (LEAST + "environment = 3\n", "job.toml environment is a table, not 3"),
     (LEAST + 'command = ["x"', "is no TOML"),
     (LEAST + "notify = 3\n", "notify"),
@@ -65,3 +72,8 @@ def test_what_cannot_be_right_is_told_in_one_line(tmp_path: Path, text: str, why
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the job file .*nothing.toml"):
         read_job(tmp_path / "nothing.toml")
+
+
+def test_options_go_to_the_launcher_as_words(tmp_path: Path) -> None:
+    job = read(tmp_path, LEAST + "[options]\nbucket-mb = 8\nstall_floor_s = 12.5\ndeal = 'even'\n")
+    assert job.options == {"bucket-mb": "8", "stall-floor-s": "12.5", "deal": "even"}
