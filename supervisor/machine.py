@@ -31,6 +31,7 @@ from lightkeeper.supervisor.places import AT_WORK, CHECKING, DONE, ENDING, PAUSE
 
 STRIKES_MAX = 2  # of a node that may be to blame, in one run
 ENDS_BUDGETS = 6.0  # outage budgets for a group to end in good order: one may keep the last step meanwhile
+LEFT_OUT_S_MIN = 10.0  # or a quarter of an outage budget, for who was left out to end by itself
 QUORUM_LONG_S = 600.0  # after which a human is told that the quorum is not there
 
 
@@ -116,6 +117,18 @@ class Supervisor:
     def committed(self, step: int) -> None:
         """The run has come so far."""
         self.step = max(self.step, step)
+
+    def left_out(self, name: str, now: float) -> None:
+        """The job goes on without a group, by the lighthouse's word; its processes may not have ended."""
+        group = self.groups.get(name)
+        if group is not None and group.state == AT_WORK and group.out is None:
+            group.out = now
+
+    def came_back(self, name: str) -> None:
+        """A group that was left out has joined again: its launcher has started it where it was."""
+        group = self.groups.get(name)
+        if group is not None:
+            group.out = None
 
     def node_came(self, name: str, now: float) -> list[Action]:
         """A node is there, for the first time or again."""
@@ -320,7 +333,7 @@ class Supervisor:
             self.restarting = ""
             for group in self.groups.values():
                 self._enter(group, WAITING, now)
-        actions: list[Action] = []
+        actions = self._end_left_out(now)
         for name, group in self.groups.items():
             if group.state == PAUSED and now >= group.until:
                 self._enter(group, WAITING, now)
@@ -336,6 +349,16 @@ class Supervisor:
                 self._burning.add(name)
                 actions.append(BurnIn(name))
         return actions + self._mind_starvation(now)
+
+    def _end_left_out(self, now: float) -> list[Action]:
+        """Who was left out and has not ended, with a good time for what it keeps of that, is frozen or hangs."""
+        within_s = max(LEFT_OUT_S_MIN, self.job.outage_budget_s / 4)
+        actions: list[Action] = []
+        for name, group in self.groups.items():
+            if group.state == AT_WORK and group.out is not None and now - group.out >= within_s:
+                group.out = None
+                actions.append(Finish(name, f"it was left out {within_s:g} s ago, and still runs"))
+        return actions
 
     def _allocate(self, name: str, group: Group, now: float) -> list[Action]:
         free = [node for node, one in self.nodes.items() if one.free]
@@ -413,4 +436,4 @@ class Supervisor:
         group.nodes, group.unchecked = (), set()
 
     def _enter(self, group: Group, state: str, now: float) -> None:
-        group.state, group.since = state, now
+        group.state, group.since, group.out = state, now, None

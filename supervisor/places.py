@@ -52,6 +52,7 @@ class Group:
         failures: ends in a row without a good time at work.
         since: when it entered its state, in seconds.
         until: when its pause is over.
+        out: when the lighthouse said that the job goes on without it; None if it has not since its start.
     """
 
     state: str = WAITING
@@ -61,3 +62,4 @@ class Group:
     failures: int = 0
     since: float = 0.0
     until: float = 0.0
+    out: float | None = None

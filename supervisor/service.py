@@ -23,7 +23,7 @@ from lightkeeper.checkpoint.files import write_whole
 from lightkeeper.errors import ToldError
 from lightkeeper.events.of_supervisor import KINDS_OF_SUPERVISOR
 from lightkeeper.events.reader import follow
-from lightkeeper.events.schema import Committed
+from lightkeeper.events.schema import Committed, GroupLost, Joined
 from lightkeeper.events.writer import EventLog
 from lightkeeper.supervisor import actions as a
 from lightkeeper.supervisor.aside import Aside
@@ -224,11 +224,21 @@ class Service:
             await self._do(self.machine.quarantine_is(reasons, time.monotonic()))
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread: how far the run has come."""
+        """In a thread: how far the run has come, and whom the job goes on without."""
         for event in follow(self.folder, stop=self._reading.is_set, poll_s=0.5, from_start=False):
-            if isinstance(event, Committed):
+            if isinstance(event, Committed | GroupLost | Joined):
                 with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(self.machine.committed, event.step)
+                    loop.call_soon_threadsafe(self._seen, event)
+
+    def _seen(self, event: Committed | GroupLost | Joined) -> None:
+        if isinstance(event, Committed):
+            self.machine.committed(event.step)
+        elif event.wall < self._began.get(event.group, 0.0):
+            pass  # of an earlier start
+        elif isinstance(event, GroupLost):
+            self.machine.left_out(event.group, time.monotonic())
+        else:
+            self.machine.came_back(event.group)
 
     # ------------------------------------------------------------ what is to be done
 
@@ -245,6 +255,7 @@ class Service:
             elif isinstance(action, a.Requeue):
                 await self._requeue(action.why)
             elif isinstance(action, a.Finish):
+                say(f"lightkeeper: {action.group} is ended: {action.why}")
                 for node, name in list(self._running.get(action.group, ())):
                     await self.cluster.kill(node, name)
             elif isinstance(action, a.Ask):

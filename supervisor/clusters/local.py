@@ -19,6 +19,7 @@ from lightkeeper.supervisor.clusters.host import DRAIN, LINE_BYTES_MAX, PID, SOC
 from lightkeeper.supervisor.clusters.interface import CannotStart, Exited, Heard, NodeCame, NodeLeaving, NodeLost
 
 HOST_S_MAX = 20.0  # for a host to listen, or to answer
+BEAT_S = 5.0  # how often a host is asked whether it is there
 BACK_S = 1.0  # after which a node that was lost is tried again
 
 
@@ -117,9 +118,21 @@ class Local:
         if link is None:
             raise CannotStart(f"the host of node {name} did not come up in {folder}")
         self._links[name] = link
-        task = asyncio.create_task(self._listen(name, link))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for work in (self._listen(name, link), self._beat(name, link)):
+            task = asyncio.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _beat(self, name: str, link: _Link) -> None:
+        """A host that does not answer is lost: it is killed, and with it all that it started."""
+        while self._links.get(name) is link and not self._closed:
+            await asyncio.sleep(BEAT_S)
+            try:
+                await link.ask({"do": "list"})
+            except CannotStart:
+                with contextlib.suppress(OSError, ValueError):
+                    os.kill(self.pid_of(name), signal.SIGKILL)
+                return
 
     async def _listen(self, name: str, link: _Link) -> None:
         assert self._heard is not None

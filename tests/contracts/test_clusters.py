@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+import lightkeeper.supervisor.clusters.local
 from lightkeeper.supervisor.clusters.interface import (
     CannotStart,
     Cluster,
@@ -154,6 +155,24 @@ def test_a_lost_node_is_told_and_nothing_runs_on_there(make: Callable[[Path], Lo
                 await cluster.start("n0", "g1", ["true"], {}, tmp_path / "x.log")
             await heard.wait_for(NodeCame("n0"))
             await start(cluster, tmp_path, SLEEPS, "g2")
+
+    asyncio.run(run())
+
+
+def test_a_node_that_does_not_answer_is_lost(
+    make: Callable[[Path], Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "BEAT_S", 0.1)
+    monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "HOST_S_MAX", 2.0)
+
+    async def run() -> None:
+        async with opened(make, tmp_path) as (cluster, heard, _):
+            await start(cluster, tmp_path, SLEEPS)
+            pid = psutil.Process(cluster.pid_of("n0")).children()[0].pid
+            os.kill(cluster.pid_of("n0"), signal.SIGSTOP)
+            lost = await heard.wait_for(NodeLost)
+            assert isinstance(lost, NodeLost) and lost.node == "n0"
+            await until(lambda: gone(pid))
 
     asyncio.run(run())
 

@@ -346,3 +346,23 @@ def test_a_finished_run_is_not_put_back() -> None:
     for group in ("g0", "g1", "g2"):
         world.ended(group, FINISHED)
     assert not world.all(a.Requeue)
+
+
+def test_who_was_left_out_and_does_not_end_is_ended() -> None:
+    world = World(outage_budget_s=60)
+    world.machine.left_out("g1", 1.0)
+    world.now = 1.0
+    assert not [one for one in world.passes(14.9) if isinstance(one, a.Finish)], "it keeps what is known of its end"
+    assert [one.group for one in world.passes(0.2) if isinstance(one, a.Finish)] == ["g1"]
+    assert not world.all(a.Launch), "its end comes by itself"
+    world.ended("g1", KILLED)
+    assert world.launches() == [("g1", ("n3",))]
+    assert not [one for one in world.passes(60) if isinstance(one, a.Finish)], "that was its start before"
+
+
+def test_who_was_started_again_in_place_is_not_ended() -> None:
+    world = World(budget={"in_place": 3})
+    world.machine.left_out("g1", 1.0)
+    world.machine.came_back("g1")
+    world.passes(100)
+    assert not world.all(a.Finish)

@@ -19,7 +19,7 @@ from harness import HERE
 
 from lightkeeper.errors import RunFolderError
 from lightkeeper.events import schema
-from lightkeeper.events.of_supervisor import GroupEnded, JobRestarts, RunEnded
+from lightkeeper.events.of_supervisor import BurnedIn, GroupEnded, GroupStarted, JobRestarts, RunEnded
 from lightkeeper.events.reader import read_run
 
 pytestmark = pytest.mark.long
@@ -44,9 +44,10 @@ class Run:
             "checkpoints": {"folder": str(self.folder / "checkpoints"), "every": every},
         }  # fmt: skip
         command = json.dumps([str(HERE / "script.py"), json.dumps(options)])
+        top = more.pop("top", "")
         tables = "".join(f"[{name}]\n{text}\n" for name, text in more.items())
         self.base.joinpath("job.toml").write_text(
-            f'name = "j"\ncommand = {command}\ngroups = 3\nminimum = 2\noutage_budget_s = 20\n'
+            f'name = "j"\ncommand = {command}\ngroups = 3\nminimum = 2\noutage_budget_s = 20\n{top}\n'
             "[cluster]\nnodes = 4\n[preflight]\noptions = ['--only', 'memory,disk']\n"
             + tables
             + "[[notify]]\nkind = 'command'\n"
@@ -119,20 +120,20 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_a_lost_node_goes_to_quarantine_and_its_group_to_another(run: Run) -> None:
-    run.write(steps=1500)
+    run.write(steps=1500, burn_in="rounds = 1\nfor_s = 0")
     run.start()
     run.until_step(5)
-    (nodes,) = {e.nodes for e in run.events(GroupEnded)} or {()}
-    assert nodes == ()
+    assert not run.events(GroupEnded)
     os.kill(int((run.folder / "nodes" / "n1" / "host.pid").read_text()), signal.SIGKILL)
     run.until(lambda: bool(run.events(schema.Rejoined, group="g1")), "the return of g1")
+    run.until(lambda: bool(run.events(BurnedIn)), "the burn-in")
     assert run.ends() == 0, run.said()
     ended = run.events(GroupEnded, whose="node")
     assert [(e.group, e.nodes) for e in ended] == [("g1", ("n1",))]
     book = json.loads((run.base / "quarantine.json").read_text())
-    assert (
-        [node["name"] for node in book["nodes"]] == ["n1"] and "quarantine" in run.told() and "finished" in run.told()
-    )
+    assert [(node["name"], node["out"]) for node in book["nodes"]] == [("n1", False)], "its host came back, and passed"
+    assert [(e.node, e.returns) for e in run.events(BurnedIn)] == [("n1", True)]
+    assert {"quarantine", "finished"} <= set(run.told())
     assert {e.step for e in run.events(schema.Finished)} == {1500}
 
 
@@ -200,4 +201,33 @@ def test_an_operator_ends_it_in_good_order_and_it_goes_on_later(run: Run) -> Non
     run.start()
     assert run.ends() == 0, run.said()
     assert {e.step for e in run.events(schema.CheckpointLoaded)} == {reached}
+    assert {e.step for e in run.events(schema.Finished)} == {800}
+
+
+def test_a_drained_node_is_left_in_good_order_and_its_group_goes_to_another(run: Run) -> None:
+    run.write(steps=1500)
+    run.start()
+    run.until_step(5)
+    (run.folder / "nodes" / "n1" / "drain").write_text("new firmware")
+    run.until(lambda: bool(run.events(schema.Rejoined, group="g1")), "the return of g1")
+    assert run.ends() == 0, run.said()
+    (ended,) = [e for e in run.events(GroupEnded) if e.failure != "finished"]
+    assert (ended.group, ended.code, ended.whose, ended.failure) == ("g1", 0, "nobody", "left")
+    assert [e.nodes for e in run.events(GroupStarted, group="g1")] == [("n1",), ("n3",)]
+    assert not run.events(schema.GroupLost) and not run.events(schema.Recovered), "nobody is lost, no step repeated"
+    assert not (run.base / "quarantine.json").exists() and set(run.told()) == {"finished"}
+
+
+def test_a_run_that_gets_notice_is_put_back_and_goes_on_in_its_next_start(run: Run) -> None:
+    run.write(steps=800, top="requeue = ['sh', '-c', 'echo again >> requeued']")
+    child = run.start()
+    run.until_step(5)
+    child.send_signal(signal.SIGUSR1)
+    assert run.ends() == 0, run.said()
+    assert (run.base / "requeued").read_text() == "again\n"
+    reached = max(e.step for e in run.events(schema.CheckpointSaved))
+    run.start()
+    assert run.ends() == 0, run.said()
+    assert {e.step for e in run.events(schema.CheckpointLoaded)} == {reached}
+    assert (run.base / "requeued").read_text() == "again\n", "a finished run is not put back"
     assert {e.step for e in run.events(schema.Finished)} == {800}
