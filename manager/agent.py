@@ -167,7 +167,8 @@ class NodeAgent:
                 say_after_s = 2 * (now - began)
                 self.say(f"waits for the manager of {s.group} since {now - began:.0f} s: {self.finder.why}")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), backoff_s * random.uniform(0.5, 1.0))
+                async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):
+                    await self._asked.wait()
             backoff_s = min(2 * backoff_s, BACKOFF_S[1])
         return exits.ASKED if self._signals > 1 else 0
 

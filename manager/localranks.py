@@ -138,7 +138,8 @@ class LocalRanks:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         socket = RankSocket(reader, writer)
         try:
-            hello = await asyncio.wait_for(socket.receive(), timeout=REGISTER_S_MAX)
+            async with asyncio.timeout(REGISTER_S_MAX):  # `wait_for` loses a cancellation that comes with the hello
+                hello = await socket.receive()
             if not isinstance(hello, local.Register) or not socket.carries(hello, self.token):
                 self.listener.stranger("a local process", "rank socket")
                 return
