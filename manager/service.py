@@ -257,9 +257,9 @@ class ManagerService:
     async def _run_link(self) -> None:
         await self.link.run()
         if self.link.denied and not self._ending:
-            self.local.kill()
             self.machine.ending = self.link.denied
             self._end(End(exits.REFUSED, self.link.denied))
+            self.local.kill()  # who waits for the ranks finds the reason said
         await self.ended
 
     # ------------------------------------------------------------ ranks
