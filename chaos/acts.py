@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -21,6 +22,8 @@ LEASE_S = 2.0  # a lighthouse's default
 SHORT_S = LEASE_S / 4
 STOPPED_S_MAX = 5.0
 SS_S_MAX = 10.0
+HOST, DRAIN = "lightkeeper.supervisor.clusters.host", "drain"
+STALL, RAISE = signal.SIGRTMIN + 2, signal.SIGRTMIN + 3  # orders that `toy.py` takes
 SKIPPED = 77  # as automake's tests say it
 
 
@@ -39,8 +42,10 @@ class Hit:
         group: that is hit.
         rank: of it.
         other: a group that is not.
+        groups: all that are hit at once.
         frozen: pids that are to be thawed.
         limited: pids whose limits are to be lifted.
+        drained: file by which a node is drained.
         target: the process that is hit, by name.
     """
 
@@ -48,8 +53,10 @@ class Hit:
     group: str
     rank: int = 0
     other: str = ""
+    groups: tuple[str, ...] = ()
     frozen: list[int] = field(default_factory=list)
     limited: list[int] = field(default_factory=list)
+    drained: Path | None = None
 
     @property
     def rank_pid(self) -> int:
@@ -71,9 +78,9 @@ class Act:
     strike: Callable[[Hit], None]
     mend: Callable[[Hit], None] = lambda hit: None
 
-    def target(self, hit: Hit) -> str:
-        """Of the event that says so."""
-        return self.targets.format(group=hit.group, rank=hit.rank, other=hit.other)
+    def target(self, hit: Hit, group: str = "") -> str:
+        """Of the event that says so, of one of the groups that are hit."""
+        return self.targets.format(group=group or hit.group, rank=hit.rank, other=hit.other)
 
 
 def freeze(hit: Hit, pids: Iterable[int]) -> None:
@@ -96,8 +103,8 @@ def thaw(hit: Hit) -> None:
 
 
 def kill_tree(hit: Hit) -> None:
-    """A manager, its ranks and all below them, at one moment: frozen first, so that none sees another die."""
-    pids = hit.processes.tree(hit.group)
+    """Managers, their ranks and all below them, at one moment: frozen first, so that none sees another die."""
+    pids = [pid for group in hit.groups or (hit.group,) for pid in hit.processes.tree(group)]
     freeze(hit, pids)
     for pid in pids:
         _signal(pid, signal.SIGKILL)
@@ -114,6 +121,41 @@ def freeze_shortly(hit: Hit) -> None:
     freeze_tree(hit)
     time.sleep(SHORT_S)
     thaw(hit)
+
+
+def host_of(hit: Hit) -> psutil.Process:
+    """The process that stands for the node of a supervised group.
+
+    Raises:
+        NotHere: there is none: no supervisor has started the group.
+    """
+    for process in psutil.Process(hit.processes.pid(f"manager {hit.group}")).parents():
+        if HOST in process.cmdline():
+            return process
+    raise NotHere(f"{hit.group} was started by no supervisor: it has no node that can be lost")
+
+
+def kill_host(hit: Hit) -> None:
+    """The node is gone, with all that runs there."""
+    host_of(hit).kill()
+
+
+def freeze_host(hit: Hit) -> None:
+    """What stands for the node answers nobody any more."""
+    freeze(hit, [host_of(hit).pid])
+
+
+def drain(hit: Hit) -> None:
+    """The node is taken out of service, as an operator does."""
+    words = host_of(hit).cmdline()
+    hit.drained = Path(words[words.index(HOST) + 1]) / DRAIN
+    hit.drained.write_text("chaos")
+
+
+def undrain(hit: Hit) -> None:
+    """Takes that back."""
+    if hit.drained is not None:
+        hit.drained.unlink(missing_ok=True)
 
 
 def let_nothing_be_written(hit: Hit) -> None:
@@ -182,12 +224,18 @@ def kill_of(name: str) -> Callable[[Hit], None]:
     return lambda hit: os.kill(hit.processes.pid(name.format(group=hit.group, rank=hit.rank)), signal.SIGKILL)
 
 
+def order(number: int) -> Callable[[Hit], None]:
+    """Tells a rank of `toy.py` to misbehave."""
+    return lambda hit: os.kill(hit.rank_pid, number)
+
+
 def freeze_of(name: str) -> Callable[[Hit], None]:
     """SIGSTOP of the process of this name."""
     return lambda hit: freeze(hit, [hit.processes.pid(name.format(group=hit.group, rank=hit.rank))])
 
 
 RANK, MANAGER, AGENT, LIGHTHOUSE = "rank {group}/{rank}", "manager {group}", "agent {group}/1", "lighthouse"
+NODE, SUPERVISOR = "node of {group}", "supervisor"
 ACTS = {
     "kill": Act(RANK, kill_of(RANK)),
     "kill-group": Act("group {group}", kill_tree),
@@ -200,5 +248,11 @@ ACTS = {
     "lighthouse-kill": Act(LIGHTHOUSE, kill_of(LIGHTHOUSE)),
     "manager-kill": Act(MANAGER, kill_of(MANAGER)),
     "agent-kill": Act(AGENT, kill_of(AGENT)),
+    "node-kill": Act(NODE, kill_host),
+    "node-freeze": Act(NODE, freeze_host, thaw),
+    "node-drain": Act(NODE, drain, undrain),
+    "supervisor-kill": Act(SUPERVISOR, kill_of(SUPERVISOR)),
+    "stall": Act(RANK, order(STALL)),
+    "raise": Act(RANK, order(RAISE)),
     "log-unwritable": Act("group {group}", let_nothing_be_written, let_all_be_written),
 }

@@ -11,7 +11,9 @@ from typing import Any
 from lightkeeper.chaos.faults import Plan
 from lightkeeper.events import summary
 from lightkeeper.events.lineage import live_groups, pick
-from lightkeeper.events.schema import Adopted, Event, FaultInjected, GroupLost, Recovered, kind_of
+from lightkeeper.events.of_checkpoints import CheckpointLoaded, CheckpointSaved
+from lightkeeper.events.of_supervisor import GroupEnded
+from lightkeeper.events.schema import Adopted, Committed, Event, FaultInjected, GroupLost, Recovered, kind_of
 from lightkeeper.events.summary import Finding
 from lightkeeper.events.verdict import Incident, incidents
 
@@ -61,6 +63,7 @@ class Outcome:
         before: open descriptors by process, before the first fault.
         after: the same at the end.
         trouble: why the run was given up; empty if it was not.
+        supervised: whether a supervisor had to say of every end whose fault it was.
     """
 
     events: Sequence[Event]
@@ -71,6 +74,7 @@ class Outcome:
     before: Mapping[str, int] = field(default_factory=dict)
     after: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
+    supervised: bool = False
 
 
 def check(outcome: Outcome) -> list[Check]:
@@ -83,6 +87,10 @@ def check(outcome: Outcome) -> list[Check]:
             judged(prefix, struck.plan, found), released(prefix, struck.plan, window),
             followed(prefix, struck.plan, window), back(prefix, struck),
         ]  # fmt: skip
+        if outcome.supervised:
+            checks.append(attributed(prefix, struck.plan, window))
+        if struck.plan.fault.expected.back_to_disk:
+            checks.append(redone(prefix, outcome.events, window))
     if not outcome.struck:
         checks.append(Check("fault", False, "none was done"))
     return [*checks, *state(outcome), ended(outcome), Check(
@@ -114,8 +122,16 @@ def _places(outcome: Outcome) -> list[tuple[int, int]]:
     for struck in outcome.struck:
         place = next((i for i in range(place, len(outcome.events)) if _is_of(outcome.events[i], struck.plan)), place)
         starts.append(place)
-        place += 1
+        place = _after_hits(outcome.events, place, max(1, len(struck.plan.hits)))
     return list(zip(starts, [*starts[1:], len(outcome.events)], strict=False))
+
+
+def _after_hits(events: Sequence[Event], place: int, hits: int) -> int:
+    """The place behind so many faults from `place` on: an act that hits several groups at once says so of each."""
+    while hits and place < len(events):
+        hits -= isinstance(events[place], FaultInjected)
+        place += 1
+    return place
 
 
 def _is_of(event: Event, plan: Plan) -> bool:
@@ -132,7 +148,7 @@ def fired(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
         return Check(f"{prefix}fault", False, "it did not strike")
     phase = plan.fault.inside.partition(":")[2]
     text = ", then ".join(f"{e.fault} of {e.target}{f' in {e.phase}' if e.phase else ''}, step {e.step}" for e in found)
-    wanted = 2 if plan.fault.then is not None or plan.inside_again else 1
+    wanted = max(1, len(plan.hits)) + (plan.fault.then is not None or bool(plan.inside_again))
     holds = found[0].phase == phase and len(found) == wanted
     return Check(f"{prefix}fault", holds, text if holds else f"{text}: expected {wanted}, in {phase or 'no phase'}")
 
@@ -205,6 +221,32 @@ def back(prefix: str, struck: Struck) -> Check:
     missing = sorted(wanted - set(struck.back))
     text = f"{', '.join(missing)} did not come back" if missing else ", ".join(struck.back) or "nobody had to"
     return Check(f"{prefix}came back", not missing, text)
+
+
+def attributed(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
+    """The supervisor has said of the end of each group that was hit whose fault it was, and of no other."""
+    ended = [e for e in pick(window, GroupEnded) if e.failure != "finished"]
+    told = "; ".join(f"{e.group}: {e.whose} ({e.failure})" for e in ended) or "nobody ended"
+    wanted = set(plan.expects_lost) | ({plan.victim} if plan.fault.expected.whose == ("nobody",) else set())
+    wrong = sorted({e.group for e in ended} ^ wanted)
+    strange = [e for e in ended if e.whose not in plan.fault.expected.whose]
+    if wrong or strange:
+        return Check(f"{prefix}attributed", False, f"{told}; expected of {', '.join(sorted(wanted)) or 'nobody'}: "
+                     f"{' or '.join(plan.fault.expected.whose)}")  # fmt: skip
+    return Check(f"{prefix}attributed", True, told)
+
+
+def redone(prefix: str, events: Sequence[Event], window: Sequence[Event]) -> Check:
+    """When nobody is left, the run goes on from the newest checkpoint that was whole then, in all groups."""
+    name, loaded = f"{prefix}went on from", pick(window, CheckpointLoaded)
+    if not loaded:
+        return Check(name, False, "no checkpoint was loaded")
+    until = loaded[0].wall
+    saved = max((e.step for e in pick(events, CheckpointSaved) if e.wall <= until), default=-1)
+    reached = max((e.step for e in pick(events, Committed) if e.wall <= until), default=-1)
+    steps = sorted({e.step for e in loaded})
+    text = f"step {', '.join(map(str, steps))} of {reached + 1}, the newest saved being {saved}"
+    return Check(name, steps == [saved], text, reached + 1 - saved)
 
 
 # --- the run ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightkeeper.errors import UsageError
 
-VICTIM, OTHER, SPARE = "victim", "other", "spare"  # roles
+VICTIM, OTHER, THIRD, SPARE = "victim", "other", "third", "spare"  # roles
 FIRST_STEP, LAST_STEP = 10, 16  # a fault strikes within these: enough before it to know what is normal
 AT_ONCE = 5.0  # seconds in which a death must be seen: milliseconds, and what a busy machine adds
 OF_LEASE = 8.0  # the lease of 2 s once somebody stands, and the same
@@ -29,6 +29,7 @@ class Shape:
         spares: how many of the groups compute nothing.
         nodes: of group g0.
         apart: whether the victim runs in a network namespace of its own.
+        supervised: whether `lightkeeper run` runs it, with a spare node and more, and checkpoints.
     """
 
     groups: int = 3
@@ -36,6 +37,7 @@ class Shape:
     spares: int = 0
     nodes: int = 1
     apart: bool = False
+    supervised: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,6 +46,7 @@ class Shape:
 
 
 ONES, PAIRS = Shape(), Shape(groups=2, ranks=2)
+RUN = Shape(supervised=True)
 NODES, SPARED, HOSTS = Shape(groups=2, nodes=2), Shape(spares=1), Shape(apart=True)
 
 
@@ -61,6 +64,8 @@ class Expected:
         away: of these roles, those that do not come back.
         verdict: as what the verdict (`events/verdict.py`) may hold the victim guilty; empty: as anything.
         codes: of those who do not, the exit codes that may be.
+        whose: whose fault the supervisor may say that it was, of a group that ended for it.
+        back_to_disk: whether nobody is left who holds the state: steps since the newest checkpoint are done again.
         torn_log: whether the victim's events have a gap, so that rules which need them all cannot be asked.
     """
 
@@ -73,6 +78,8 @@ class Expected:
     away: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()
     codes: tuple[int, ...] = ()
+    whose: tuple[str, ...] = ("maybe", "node")
+    back_to_disk: bool = False
     torn_log: bool = False
 
 
@@ -92,6 +99,7 @@ class Fault:
         rank: which rank is hit; None: drawn from the seed.
         live: whether it can be done to a job that is not ours.
         soak: whether it is one of those that a soak draws from.
+        hits: the roles of the groups that the act hits at once; empty: it hits no group.
     """
 
     name: str
@@ -105,9 +113,11 @@ class Fault:
     rank: int | None = 0
     live: bool = False
     soak: bool = False
+    hits: tuple[str, ...] = (VICTIM,)
 
 
 SEEN = ("manager", "stream")
+BEATS = 40.0  # until a node that does not answer is given up
 NOBODY = Expected(lost=(), none=("group_lost", "fenced"))
 FROZEN = Expected(by=("frozen",), within_s=OF_LEASE, verdict=("frozen",), kinds=("fenced",))
 SILENT = Expected(by=("lease",), within_s=OF_LEASE, verdict=("silent",))
@@ -177,7 +187,7 @@ _ALL = (
     ),
     Fault(
         "lighthouse-kill", "SIGKILL of the lighthouse while all train, and its new start", NOBODY,
-        act="lighthouse-kill", live=True, soak=True,
+        act="lighthouse-kill", live=True, soak=True, hits=(),
     ),
     Fault(
         "manager-kill", "SIGKILL of a group's manager: its ranks end with it", Expected(by=SEEN), act="manager-kill",
@@ -214,6 +224,39 @@ _ALL = (
     Fault(
         "spare-bad", "a member is killed, and the spare that takes over is killed as it does so",
         Expected(lost=(VICTIM, SPARE), by=SEEN), SPARED, act="kill", then=("promoted", SPARE, "kill", SPARE),
+    ),
+    Fault(
+        "node-kill", "SIGKILL of what stands for a node, which ends all that runs there",
+        Expected(by=SEEN, whose=("node",)), RUN, act="node-kill", soak=True,
+    ),
+    Fault(
+        "node-freeze", "SIGSTOP of what stands for a node: it answers nobody, and is given up",
+        Expected(by=SEEN, within_s=BEATS, whose=("node",)), RUN, act="node-freeze", soak=True,
+    ),
+    Fault(
+        "node-drain", "an operator drains a node: its group leaves in good order and goes to another",
+        Expected(lost=(), none=("group_lost", "fenced"), kinds=("left", "rejoined"), whose=("nobody",)), RUN,
+        act="node-drain", soak=True,
+    ),
+    Fault(
+        "supervisor-kill", "SIGKILL of the supervisor; the next one takes up what runs", NOBODY, RUN,
+        act="supervisor-kill", soak=True, hits=(),
+    ),
+    Fault(
+        "stall", "a trainer stands still in its step while the others wait for it", STUCK, RUN, act="stall", soak=True,
+    ),
+    Fault(
+        "raise-once", "the user's code raises in one group, once",
+        Expected(by=SEEN, kinds=("user_error",), verdict=("exception",), whose=("job",)), RUN, act="raise", soak=True,
+    ),
+    Fault(
+        "kill-two", "SIGKILL of two groups of three at one moment: fewer are left than the job's minimum",
+        Expected(lost=(VICTIM, OTHER), by=SEEN), RUN, act="kill-group", soak=True, hits=(VICTIM, OTHER),
+    ),
+    Fault(
+        "kill-all", "SIGKILL of all groups at one moment: the run goes on from its newest checkpoint",
+        Expected(lost=(VICTIM, OTHER, THIRD), by=SEEN, back_to_disk=True), RUN, act="kill-group", soak=True,
+        hits=(VICTIM, OTHER, THIRD),
     ),
 )  # fmt: skip
 FAULTS = {fault.name: fault for fault in _ALL}
@@ -259,6 +302,11 @@ class Plan:
         return {self.roles[role] for role in self.fault.expected.lost}
 
     @property
+    def hits(self) -> tuple[str, ...]:
+        """The groups that the act hits at once."""
+        return tuple(self.roles[role] for role in self.fault.hits)
+
+    @property
     def stays_away(self) -> set[str]:
         """Those of them that do not come back."""
         return {self.roles[role] for role in self.fault.expected.away}
@@ -300,6 +348,8 @@ def plan(fault: Fault, seed: int) -> Plan:
     rest = [name for name in names if name != victim]
     spares = rest[-shape.spares :] if shape.spares else []
     roles = {VICTIM: victim, OTHER: chance.choice([name for name in rest if name not in spares])}
+    if third := [name for name in rest if name not in (roles[OTHER], *spares)]:
+        roles[THIRD] = third[0]
     if spares:
         roles[SPARE] = spares[0]
     rank = chance.randrange(shape.ranks) if fault.rank is None else fault.rank

@@ -17,6 +17,7 @@ from lightkeeper.chaos.checkers import Check, Outcome, Struck
 from lightkeeper.chaos.faults import Plan, named, plan
 from lightkeeper.chaos.journal import Journal, begun
 from lightkeeper.chaos.strikes import Strike, Striker
+from lightkeeper.chaos.supervised import Supervised
 from lightkeeper.chaos.workloads import Workload
 from lightkeeper.demo.runner import new_folder
 from lightkeeper.errors import ToldError
@@ -48,7 +49,8 @@ def repeat(folder: Path, wanted: Path | None, as_json: bool) -> int:
     if "minutes" in asked:
         from lightkeeper.chaos.soak import soak
 
-        return soak(asked["minutes"], asked["seed"], asked["interval_s"], wanted, as_json)
+        supervised = asked.get("supervised", False)
+        return soak(asked["minutes"], asked["seed"], asked["interval_s"], supervised, wanted, as_json)
     return run(asked["name"], asked["seed"], wanted, as_json)
 
 
@@ -59,10 +61,13 @@ def _run(planned: Plan, folder: Path, journal: Journal) -> list[Check]:
     codes: dict[str, int | None] = {}
     left: list[str] = []
     inside = {planned.victim: planned.inside} if planned.inside else {}
-    with Workload(folder, shape, planned.seed) as job:
+    with Supervised(folder, shape, planned.seed) if shape.supervised else Workload(folder, shape, planned.seed) as job:
         try:
             journal.write("started", f"{len(shape.names)} groups are started, in {folder}")
-            job.start(inside, cold=planned.victim if planned.inside_again else "")
+            if isinstance(job, Workload):
+                job.start(inside, cold=planned.victim if planned.inside_again else "")
+            else:
+                job.start()
             unhurt = set(shape.names) - {planned.roles[role] for role in planned.fault.expected.lost} - {planned.victim}
             job.await_steps(set(shape.names), 2, "all train")
             before = job.descriptors(unhurt)
@@ -80,7 +85,7 @@ def _run(planned: Plan, folder: Path, journal: Journal) -> list[Check]:
             codes = job.exit_codes()
     struck = Struck(planned, tuple(done.back))
     return checkers.check(Outcome(
-        read_run(folder).events, shape.names, [struck], codes, left, before, after, trouble,
+        read_run(folder).events, shape.names, [struck], codes, left, before, after, trouble, shape.supervised,
     ))  # fmt: skip
 
 

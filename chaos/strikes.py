@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from lightkeeper.chaos.acts import ACTS, Act, Hit
 from lightkeeper.chaos.faults import OTHER, Plan
 from lightkeeper.chaos.journal import Journal
-from lightkeeper.chaos.workloads import STEP_S_MAX, Workload
+from lightkeeper.chaos.supervised import SUPERVISOR, Supervised
+from lightkeeper.chaos.watched import STEP_S_MAX, Watched
+from lightkeeper.chaos.workloads import Workload
 from lightkeeper.events import schema
 from lightkeeper.events.schema import Committed, Event, FaultInjected, GroupLost
 
@@ -17,6 +19,7 @@ BACK_S_MAX = 150.0  # a cold start imports torch, and a group that died twice is
 KINDS: dict[str, type[Event]] = {
     "stuck": schema.Stuck, "slow": schema.Slow, "user_error": schema.UserError, "fenced": schema.Fenced,
     "events_dropped": schema.EventsDropped, "healing": schema.Healing, "promoted": schema.Promoted,
+    "left": schema.Left, "rejoined": schema.Rejoined,
 }  # fmt: skip
 
 
@@ -46,7 +49,7 @@ class Striker:
         back_s: how long a group may take to be back.
     """
 
-    def __init__(self, workload: Workload, journal: Journal, back_s: float = BACK_S_MAX) -> None:
+    def __init__(self, workload: Watched, journal: Journal, back_s: float = BACK_S_MAX) -> None:
         self._job, self._journal, self._back_s = workload, journal, back_s
         self._killed: list[str] = []  # launchers that are to be started again
 
@@ -88,15 +91,17 @@ class Striker:
             job.host.cut()
             return None, None
         act = ACTS[fault.act]
-        hit = Hit(job.processes, plan.victim, plan.rank, plan.roles.get(OTHER, ""))
-        if fault.act in ("manager-kill", "kill-group"):
+        hit = Hit(job.processes, plan.victim, plan.rank, plan.roles.get(OTHER, ""), plan.hits)
+        if fault.act == "supervisor-kill":
+            job.ends_so(SUPERVISOR)
+        elif fault.act in ("manager-kill", "kill-group"):
             self._killed.append(plan.victim)
         elif fault.act == "agent-kill":
             self._killed.append(f"{plan.victim}.1")
         for name in self._killed:
             job.ends_so(name)
-        about = "" if fault.act == "lighthouse-kill" else plan.victim
-        self._injected(plan, about, act.target(hit), done)
+        for group in plan.hits or ("",):
+            self._injected(plan, group, act.target(hit, group), done)
         act.strike(hit)
         return hit, act
 
@@ -132,19 +137,20 @@ class Striker:
 
     def _break_again(self, plan: Plan, done: Strike, since: int) -> None:
         """Starts the victim again with a fault inside."""
-        group = plan.victim
-        self._job.ends_so(group)
-        self._job.await_event(GroupLost, since, f"{group} is lost", plan.fault.expected.within_s, group=group)
-        self._job.until(lambda: self._job.ended(group), f"the launcher of {group} ends")
-        begun = len(self._job.events)
-        self._job.start_group(group, plan.inside_again, restarts=0)
-        self._job.ends_so(group)
+        group, job = plan.victim, self._job
+        assert isinstance(job, Workload)
+        job.ends_so(group)
+        job.await_event(GroupLost, since, f"{group} is lost", plan.fault.expected.within_s, group=group)
+        job.until(lambda: job.ended(group), f"the launcher of {group} ends")
+        begun = len(job.events)
+        job.start_group(group, plan.inside_again, restarts=0)
+        job.ends_so(group)
         self._journal.write("started", f"{group} is started again, with {plan.inside_again}")
         fault = self._job.await_event(FaultInjected, begun, f"the fault in {group} strikes", BACK_S_MAX, group=group)
         self._note_fired(done, fault)
         what = f"{group} is lost again"
-        self._job.await_event(GroupLost, begun, what, STEP_S_MAX, group=group, incarnation=fault.incarnation)
-        self._job.until(lambda: self._job.ended(group), f"the launcher of {group} ends")
+        job.await_event(GroupLost, begun, what, STEP_S_MAX, group=group, incarnation=fault.incarnation)
+        job.until(lambda: job.ended(group), f"the launcher of {group} ends")
         self._killed.append(group)
 
     # ------------------------------------------------------------ what follows
@@ -177,18 +183,14 @@ class Striker:
             assert job.host is not None
             job.host.join()
             self._journal.write("mended", f"the host of {plan.victim} can be reached again")
+        if plan.fault.act == "supervisor-kill":
+            assert isinstance(job, Supervised)
+            self._journal.write("started", job.start_supervisor())
         if plan.fault.act == "lighthouse-kill":
-            job.restart_lighthouse()
-            self._journal.write("started", "the lighthouse is started again, where it was and with its log")
+            self._journal.write("started", job.restart_lighthouse())
         while self._killed:
             name = self._killed.pop()
-            job.until(lambda name=name: job.ended(name), f"the launcher of {name} ends")  # type: ignore[misc]
-            group, _, node = name.partition(".")
-            if node:
-                job.start_node(int(node))
-            else:
-                job.start_group(group)
-            self._journal.write("started", f"{name} is started again", group=group)
+            self._journal.write("started", job.start_again(name), group=name.partition(".")[0])
 
     def _await_return(self, plan: Plan, done: Strike) -> None:
         job = self._job

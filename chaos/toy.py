@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -17,9 +18,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lightkeeper
+from lightkeeper.chaos.acts import RAISE, STALL
 
 WIDTH, DEPTH, SAMPLES = 64, 3, 8
 STEPS_MAX = 1_000_000
+STALL_S = 1e6
+
+
+def _obey(orders: list[int]) -> None:
+    if STALL in orders:
+        time.sleep(STALL_S)
+    if RAISE in orders:
+        raise RuntimeError("as ordered")
 
 
 def main() -> None:
@@ -29,7 +39,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--microbatches", type=int, default=6, help="of a step, over all groups")
     parser.add_argument("--microbatch-s", type=float, default=0.05, help="seconds that one takes at least")
-    options = parser.parse_args()
+    parser.add_argument("--checkpoints", type=Path, help="folder of the run's checkpoints; without it there are none")
+    parser.add_argument("--every", type=int, default=20, help="steps between two of them")
+    parser.add_argument("--takes-orders", action="store_true", help="stand still, or raise, at a signal")
+    options, orders = parser.parse_args(), list[int]()
+    if options.takes_orders:
+        for number in (STALL, RAISE):
+            signal.signal(number, lambda number, _: orders.append(number))
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     model: nn.Module = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH)))
@@ -38,9 +54,13 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     manager = lightkeeper.Manager(model, optimizer, seed=options.seed, extras={"loss": (), "stop": ()})
+    if options.checkpoints is not None:
+        checkpoints = lightkeeper.Checkpoints(manager, options.checkpoints, every=options.every)
+        checkpoints.load()
     for step in manager.steps(until=STEPS_MAX, microbatches=options.microbatches):
         optimizer.zero_grad()
         for _ in step.microbatches():
+            _obey(orders)
             began = time.monotonic()
             x = torch.randn(SAMPLES, WIDTH)  # by the random state that the step sets: the same whoever computes it
             loss = (model(x) - x.flip(-1)).square().mean()

@@ -74,6 +74,10 @@ def soak(
     interval_s: Annotated[
         float, typer.Option(help="Seconds between two faults; one waits until all groups train again.")
     ] = 20.0,
+    supervised: Annotated[
+        bool,
+        typer.Option("--supervised", help="The job runs under `lightkeeper run`, and nodes and supervisor die too."),
+    ] = False,
     run_folder: _Folder = None,
     json: _Json = False,
 ) -> int:
@@ -91,7 +95,7 @@ def soak(
         )
     from lightkeeper.chaos.soak import soak as soak_it
 
-    return soak_it(minutes, seed, interval_s, run_folder, json)
+    return soak_it(minutes, seed, interval_s, supervised, run_folder, json)
 
 
 def repeat(
