@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightkeeper.supervisor.attribution import Blame
 from lightkeeper.supervisor.jobfile import Budget
+
+
+@dataclass
+class Alike:
+    """Failures of one kind at one step.
+
+    Attributes:
+        rounds: how often, those that came together counted once.
+        starts: how many starts there had been at the newest of them.
+        where: on which nodes.
+    """
+
+    rounds: int = 0
+    starts: int = 0
+    where: set[str] = field(default_factory=set)
 
 
 class Attempts:
@@ -16,7 +32,8 @@ class Attempts:
         self.count = self.job_restarts = 0
         self._failed_at = -1  # the newest committed step at the failure before
         self._idle = 0  # failures in a row without a further step
-        self._alike: dict[tuple[str, int], list[str]] = {}  # where failures were for which no node is blamed
+        self._starts = 0
+        self._alike: dict[tuple[str, int], Alike] = {}  # failures for which no node is blamed
 
     def state(self) -> dict[str, Any]:
         """As JSON, for the next supervisor."""
@@ -25,14 +42,16 @@ class Attempts:
             "job_restarts": self.job_restarts,
             "failed_at": self._failed_at,
             "idle": self._idle,
-            "alike": [[kind, step, where] for (kind, step), where in self._alike.items()],
+            "starts": self._starts,
+            "alike": [[*key, one.rounds, one.starts, sorted(one.where)] for key, one in self._alike.items()],
         }
 
     def take_up(self, state: dict[str, Any]) -> None:
         """What the supervisor before had counted."""
         self.count, self.job_restarts = state["count"], state["job_restarts"]
         self._failed_at, self._idle = state["failed_at"], state["idle"]
-        self._alike = {(kind, step): list(where) for kind, step, where in state["alike"]}
+        self._starts = state["starts"]
+        self._alike = {(kind, step): Alike(rounds, starts, set(w)) for kind, step, rounds, starts, w in state["alike"]}
 
     def failed(self, committed: int) -> None:
         """One more failure, when this step was the newest that is committed."""
@@ -40,9 +59,21 @@ class Attempts:
         self._idle = self._idle + 1 if committed <= self._failed_at else 1
         self._failed_at = committed
 
-    def alike(self, kind: str, step: int, where: str) -> None:
-        """A failure for which no node is blamed."""
-        self._alike.setdefault((kind, step), []).append(where)
+    def started(self) -> int:
+        """A group is started; the number of that start."""
+        self._starts += 1
+        return self._starts
+
+    def alike(self, kind: str, step: int, where: str, start: int) -> None:
+        """A failure for which no node is blamed, of the start of this number.
+
+        Groups that fail together fail once: only one that was started after the failure before it counts again.
+        """
+        one = self._alike.setdefault((kind, step), Alike())
+        one.where.add(where)
+        if start > one.starts:
+            one.rounds += 1
+            one.starts = self._starts
 
     def hopeless(self, found: Blame, step: int, one_node: bool) -> str:
         """Why no further start makes sense after a group failed so; "" if it does.
@@ -54,10 +85,10 @@ class Attempts:
         """
         if found.fatal:
             return f"it would only end so again ({found.kind})"
-        where = self._alike.get((found.kind, step), [])
-        elsewhere = len(set(where)) > 1 or one_node
-        if found.whose != "node" and len(where) >= self.budget.same_failure and elsewhere:
-            return f"the same failure ({found.kind}) at step {step} on {len(set(where))} nodes, {len(where)} times"
+        alike = self._alike.get((found.kind, step), Alike())
+        elsewhere = len(alike.where) > 1 or one_node
+        if found.whose != "node" and alike.rounds >= self.budget.same_failure and elsewhere:
+            return f"the same failure ({found.kind}) at step {step} on {len(alike.where)} nodes, {alike.rounds} times"
         if self.count > self.budget.attempts:
             return f"the budget of {self.budget.attempts} attempts is used up"
         return self.idle()

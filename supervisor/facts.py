@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightkeeper.errors import RunFolderError
 from lightkeeper.events.of_checkpoints import StopRequested
 from lightkeeper.events.reader import read_run
-from lightkeeper.events.schema import Event, Evidence, Finished, JobStopped, Left, UserError
+from lightkeeper.events.schema import Committed, Event, Evidence, Finished, GroupLost, JobStopped, Left, UserError
 from lightkeeper.events.verdict import Incident, incidents
 from lightkeeper.lighthouse.messages import QUORUM_LOST
 from lightkeeper.supervisor.attribution import End
@@ -32,7 +32,9 @@ def end_of(run_folder: str, group: str, code: int | None, since: float, lost: st
 
 
 def judged(events: Sequence[Event], group: str, code: int, lost: str, asked: bool) -> End:
-    """The same, of events since the group was started."""
+    """The same, of events since the group was started; what is said late of its start before is left out."""
+    started = {event.incarnation for event in events if event.group == group and event.process != "lighthouse"}
+    events = [e for e in events if not (isinstance(e, GroupLost) and e.group == group and e.incarnation not in started)]
     own = [event for event in events if event.group == group]
     stopped = [event for event in events if isinstance(event, JobStopped)]
     early = any(isinstance(event, StopRequested) for event in events)
@@ -50,10 +52,15 @@ def judged(events: Sequence[Event], group: str, code: int, lost: str, asked: boo
     return End(
         code=code, finished=finished, quorum=quorum, asked=asked or (left and not finished), node_lost=bool(lost),
         kind="" if found is None else found.culprit.kind, classified=classified,
-        step=-1 if found is None else found.step,
+        step=_reached(own) if found is None else found.step,
         cause=cause, evidence=found.evidence[0] if found is not None and found.evidence else "",
         confidence=0.0 if found is None else found.culprit.confidence,
     )  # fmt: skip
+
+
+def _reached(own: Sequence[Event]) -> int:
+    """The step that it was in, by what it committed; -1 if nothing."""
+    return max((event.step + 1 for event in own if isinstance(event, Committed)), default=-1)
 
 
 def _incident(events: Sequence[Event], group: str) -> Incident | None:

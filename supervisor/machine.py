@@ -76,15 +76,17 @@ class Supervisor:
             "attempts": self.attempts.state(),
             "step": self.step,
             "nodes": {name: [node.strikes, node.failures] for name, node in self.nodes.items()},
-            "groups": {name: [list(one.nodes), one.starts, one.failures] for name, one in self.groups.items()},
+            "groups": {
+                name: [list(one.nodes), one.starts, one.start, one.failures, one.state in (AT_WORK, ENDING)]
+                for name, one in self.groups.items()
+            },
         }
 
-    def take_up(self, state: Mapping[str, Any], running: Iterable[str], now: float) -> None:
-        """Goes on where another supervisor was; before `start`.
+    def take_up(self, state: Mapping[str, Any], now: float) -> None:
+        """Goes on where another supervisor was; before `start`. Ends since then are told as those that come.
 
         Args:
             state: as it left it.
-            running: groups that are at work.
             now: monotonic seconds.
         """
         self.attempts.take_up(state["attempts"])
@@ -92,13 +94,12 @@ class Supervisor:
         for name, (strikes, failures) in state["nodes"].items():
             if name in self.nodes:
                 self.nodes[name].strikes, self.nodes[name].failures = strikes, failures
-        at_work = set(running)
-        for name, (nodes, starts, failures) in state["groups"].items():
+        for name, (nodes, starts, start, failures, at_work) in state["groups"].items():
             group = self.groups.get(name)
             if group is None:
                 continue
-            group.starts, group.failures = starts, failures
-            if name in at_work:
+            group.starts, group.start, group.failures = starts, start, failures
+            if at_work:
                 group.nodes = tuple(nodes)
                 self._enter(group, AT_WORK, now)
                 for node in nodes:
@@ -195,6 +196,8 @@ class Supervisor:
         self._release(group)
         self._enter(group, WAITING, now)
         found = blame(end)
+        if ending and found.kind not in ("finished", "quorum"):
+            found = Blame("nobody", "ended", "the supervisor ended it")
         note = {
             "group": name, "nodes": list(nodes), "code": end.code, "whose": found.whose, "failure": found.kind,
             "step": end.step, "reason": found.why,
@@ -205,7 +208,7 @@ class Supervisor:
             self._enter(group, DONE, now)
         elif found.kind == "quorum":
             actions += self._restart_all(found.why, now)
-        elif ending or found.kind == "left":
+        elif found.kind in ("ended", "left"):
             pass  # nobody is to blame
         else:
             actions += self._failed(name, group, nodes, end, found, worked_s, now)
@@ -258,7 +261,7 @@ class Supervisor:
         self, name: str, group: Group, nodes: tuple[str, ...], end: End, found: Blame, worked_s: float, now: float
     ) -> list[Action]:
         group.failures = 1 if worked_s >= self.job.budget.good_s else group.failures + 1
-        actions = self._count_blame(nodes, end, found)
+        actions = self._count_blame(nodes, end, found, group.start)
         self._enter(group, PAUSED, now)
         group.until = now + self.attempts.pause_s(group.failures)
         self.attempts.failed(self.step)
@@ -267,7 +270,7 @@ class Supervisor:
             actions += self._give_up(kind, f"{why}; last: {name}: {found.why}", end.evidence)
         return actions
 
-    def _count_blame(self, nodes: tuple[str, ...], end: End, found: Blame) -> list[Action]:
+    def _count_blame(self, nodes: tuple[str, ...], end: End, found: Blame, start: int) -> list[Action]:
         for node in nodes:
             self.nodes[node].failures += 1
         on = end.node if end.node in nodes else nodes[0] if len(nodes) == 1 else ""
@@ -277,7 +280,7 @@ class Supervisor:
             self.nodes[on].strikes += 1
             if self.nodes[on].strikes >= STRIKES_MAX:
                 return self._exclude(on, f"{self.nodes[on].strikes} times: {found.why}", end.evidence)
-        self.attempts.alike(found.kind, end.step, on or "+".join(nodes))
+        self.attempts.alike(found.kind, end.step, on or "+".join(nodes), start)
         return []
 
     def _restart_all(self, why: str, now: float) -> list[Action]:
@@ -340,7 +343,7 @@ class Supervisor:
             if group.state == WAITING:
                 actions += self._allocate(name, group, now)
             if group.state == CHECKING and not group.unchecked:
-                group.starts += 1
+                group.starts, group.start = group.starts + 1, self.attempts.started()
                 self._enter(group, AT_WORK, now)
                 started = {"group": name, "nodes": list(group.nodes), "attempt": group.starts}
                 actions += [Note("group_started", started), Launch(name, group.nodes, group.starts)]

@@ -49,6 +49,7 @@ class Group:
         nodes: which it has, in order.
         unchecked: those of them that are still in preflight.
         starts: how often it was started.
+        start: the number of its newest start among those of all groups.
         failures: ends in a row without a good time at work.
         since: when it entered its state, in seconds.
         until: when its pause is over.
@@ -59,6 +60,7 @@ class Group:
     nodes: tuple[str, ...] = ()
     unchecked: set[str] = field(default_factory=set)
     starts: int = 0
+    start: int = 0
     failures: int = 0
     since: float = 0.0
     until: float = 0.0

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -23,7 +23,7 @@ from lightkeeper.checkpoint.files import write_whole
 from lightkeeper.errors import ToldError
 from lightkeeper.events.of_supervisor import KINDS_OF_SUPERVISOR
 from lightkeeper.events.reader import follow
-from lightkeeper.events.schema import Committed, GroupLost, Joined
+from lightkeeper.events.schema import Committed, GroupLost, Joined, ProcessStarted
 from lightkeeper.events.writer import EventLog
 from lightkeeper.supervisor import actions as a
 from lightkeeper.supervisor.aside import Aside
@@ -40,6 +40,7 @@ from lightkeeper.supervisor.facts import end_of
 from lightkeeper.supervisor.jobfile import JobFile
 from lightkeeper.supervisor.machine import Supervisor
 from lightkeeper.supervisor.nodechecks import NodeChecks
+from lightkeeper.supervisor.places import AT_WORK
 from lightkeeper.words import say
 
 LISTENING = re.compile(rb"listening on (\S+?),")
@@ -48,7 +49,11 @@ TICK_S = 0.5
 REQUEUE_S_MAX = 60.0
 LIGHTHOUSE = "lighthouse"
 STATE = "supervisor.json"
+GONE_S_MAX = 10.0  # for what is killed at the start to be gone
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
+
+
+Seen: TypeAlias = Committed | GroupLost | Joined | ProcessStarted  # what it looks for in the run's events
 
 
 class Service:
@@ -72,18 +77,22 @@ class Service:
         self.machine = Supervisor(job, names, aside.excluded(names), time.monotonic())
         self._aside, self._tell = aside, tell
         self._log = EventLog(folder, "supervisor", job=job.name)
+        self._log.write(ProcessStarted(command=shlex.join(sys.argv)))
         self._token = _token(folder)
         self._address = job.lighthouse.address
         self._running: dict[str, set[tuple[str, str]]] = {}  # by group: its processes, node and name
         self._codes: dict[str, list[int | None]] = {}
         self._began: dict[str, float] = {}
         self._asked: set[str] = set()
+        self._incarnations: dict[str, set[str]] = {}  # by group: all that have said something
+        self._former: dict[str, set[str]] = {}  # those that it had when it was started last
         self._lost: dict[str, str] = {}  # nodes, and why
         self._checks = NodeChecks(job, folder, cluster, self._environment())
         self._stamp, self._changes = aside.stamp(), 0  # of the quarantine: as it was read, and by us
         self._terms = 0  # how often an operator has asked for an end
         self._over: asyncio.Future[a.Over] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._told_ends: set[tuple[str, str]] = set()  # before the first order of this supervisor
         self._happened: asyncio.Queue[Happening] = asyncio.Queue()
         self._reading = threading.Event()
 
@@ -94,7 +103,7 @@ class Service:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signalled, number)
         (self.folder / self.job.checkpoints).mkdir(parents=True, exist_ok=True)  # preflight looks for room there
-        await self._take_up(await self.cluster.open(self._happened.put_nowait))
+        await self._take_up(await self.cluster.open(self._told))
         threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
         self._spawn(self._hear())
         self._spawn(self._ticks())
@@ -114,27 +123,32 @@ class Service:
         return [one for one in actions if not (isinstance(one, a.StartLighthouse) and self._address)]
 
     async def _take_up(self, running: Sequence[tuple[str, str]]) -> None:
-        """What an earlier supervisor left goes on; what it did not know of is ended."""
+        """What an earlier supervisor left goes on; what has ended since is judged; what it did not know is ended."""
         state = _read_state(self.folder / STATE)
-        placed = {} if state is None else {name: set(one[0]) for name, one in state["machine"]["groups"].items()}
-        seen: dict[str, set[str]] = {}
-        for node, name in running:
-            seen.setdefault(name, set()).add(node)
-        whole = {name for name, nodes in seen.items() if name in self.machine.groups and placed.get(name) == nodes}
+        known: dict[str, list[str]] = {}
+        if state is not None:
+            self.machine.take_up(state["machine"], time.monotonic())
+            known = {name: list(one.nodes) for name, one in self.machine.groups.items() if one.state == AT_WORK}
+        for name, nodes in known.items():
+            self._running[name] = {(node, name) for node in nodes}
+            self._codes[name] = []
+            self._began[name] = state["began"].get(name, 0.0) if state is not None else 0.0
+        strangers = []
         for node, name in running:
             if name == LIGHTHOUSE and not self._address:
                 self._address = (self.folder / "lighthouse.address").read_text().strip()
-            elif name not in whole and name != LIGHTHOUSE:
+            elif name != LIGHTHOUSE and node not in known.get(name, []):
                 await self.cluster.kill(node, name)
-        if state is None:
-            return
-        self.machine.take_up(state["machine"], whole, time.monotonic())
-        for name in whole:
-            self._running[name] = {(node, name) for node in self.machine.groups[name].nodes}
-            self._codes[name] = []
-            self._began[name] = state["began"].get(name, 0.0)
+                strangers.append((node, name))
+        until = time.monotonic() + GONE_S_MAX
+        while not self._told_ends.issuperset(strangers) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        for process in {one for processes in self._running.values() for one in processes} - set(running):
+            if process not in self._told_ends:  # its host, which would know, is another one
+                self._happened.put_nowait(Exited(*process, None))
         if running:
-            say(f"lightkeeper: goes on with what runs already: {', '.join(sorted(whole)) or 'the lighthouse alone'}")
+            alive = sorted({name for node, name in running if node in known.get(name, [])})
+            say(f"lightkeeper: goes on with what runs already: {', '.join(alive) or 'the lighthouse alone'}")
 
     def _keep(self) -> None:
         data = {"machine": self.machine.state(), "began": self._began}
@@ -152,6 +166,11 @@ class Service:
         self._spawn(self._do(self.machine.stop(why, time.monotonic(), again=notice)))
 
     # ------------------------------------------------------------ what happens
+
+    def _told(self, happening: Happening) -> None:
+        if isinstance(happening, Exited) and not self._tasks:
+            self._told_ends.add((happening.node, happening.name))
+        self._happened.put_nowait(happening)
 
     async def _hear(self) -> None:
         while True:
@@ -226,19 +245,21 @@ class Service:
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: how far the run has come, and whom the job goes on without."""
         for event in follow(self.folder, stop=self._reading.is_set, poll_s=0.5, from_start=False):
-            if isinstance(event, Committed | GroupLost | Joined):
+            if isinstance(event, Seen):
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._seen, event)
 
-    def _seen(self, event: Committed | GroupLost | Joined) -> None:
+    def _seen(self, event: Seen) -> None:
+        known = self._incarnations.setdefault(event.group, set())
+        if isinstance(event, GroupLost):
+            if event.incarnation in known - self._former.get(event.group, set()):  # not of an earlier start
+                self.machine.left_out(event.group, time.monotonic())
+            return
+        if event.incarnation not in known:
+            known.add(event.incarnation)
+            self.machine.came_back(event.group)
         if isinstance(event, Committed):
             self.machine.committed(event.step)
-        elif event.wall < self._began.get(event.group, 0.0):
-            pass  # of an earlier start
-        elif isinstance(event, GroupLost):
-            self.machine.left_out(event.group, time.monotonic())
-        else:
-            self.machine.came_back(event.group)
 
     # ------------------------------------------------------------ what is to be done
 
@@ -362,6 +383,7 @@ class Service:
         self._running[launch.group] = {(node, launch.group) for node in launch.nodes}
         self._codes[launch.group] = []
         self._began[launch.group] = time.time()
+        self._former[launch.group] = set(self._incarnations.get(launch.group, ()))
         await asyncio.to_thread(self._keep)
         for rank, node in enumerate(launch.nodes):
             log = self.folder / "logs" / f"launch-{launch.group}-{launch.attempt}-{node}.log"

@@ -57,6 +57,13 @@ def test_every_group_gets_a_node_and_the_spare_node_waits() -> None:
     assert world.launches() == [("g0", ("n0",)), ("g1", ("n1",)), ("g2", ("n2",))]
 
 
+def test_groups_that_die_together_die_once() -> None:
+    world = World(nodes=9)
+    for group in ("g0", "g1", "g2"):
+        world.ended(group, KILLED, after_s=0.1)
+    assert not world.machine.over and not world.machine.stopping and world.machine.attempts.count == 3
+
+
 def test_a_killed_group_starts_again_on_a_node_that_was_never_suspected() -> None:
     world = World()
     world.ended("g1", KILLED)
