@@ -13,9 +13,10 @@ from lightkeeper.events import summary
 from lightkeeper.events.lineage import live_groups, pick
 from lightkeeper.events.of_checkpoints import CheckpointLoaded, CheckpointSaved
 from lightkeeper.events.of_supervisor import GroupEnded
-from lightkeeper.events.schema import Adopted, Committed, Event, FaultInjected, GroupLost, Recovered, kind_of
+from lightkeeper.events.schema import Activated, Adopted, Committed, Event, FaultInjected, GroupLost, Recovered, kind_of
 from lightkeeper.events.summary import Finding
 from lightkeeper.events.verdict import Incident, incidents
+from lightkeeper.lighthouse.messages import FIRST_EPOCH
 
 MORE_DESCRIPTORS_MAX = 6  # a poll, a log, a connection that is being made; a group that is not closed has more
 
@@ -238,15 +239,15 @@ def attributed(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
 
 def redone(prefix: str, events: Sequence[Event], window: Sequence[Event]) -> Check:
     """When nobody is left, the run goes on from the newest checkpoint that was whole then, in all groups."""
-    name, loaded = f"{prefix}went on from", pick(window, CheckpointLoaded)
-    if not loaded:
-        return Check(name, False, "no checkpoint was loaded")
-    until = loaded[0].wall
-    saved = max((e.step for e in pick(events, CheckpointSaved) if e.wall <= until), default=-1)
-    reached = max((e.step for e in pick(events, Committed) if e.wall <= until), default=-1)
-    steps = sorted({e.step for e in loaded})
-    text = f"step {', '.join(map(str, steps))} of {reached + 1}, the newest saved being {saved}"
-    return Check(name, steps == [saved], text, reached + 1 - saved)
+    name = f"{prefix}went on from"
+    began = next((e for e in pick(window, Activated) if e.cause.startswith(FIRST_EPOCH)), None)
+    if began is None:
+        return Check(name, False, "the job did not begin again")
+    saved = max((e.step for e in pick(events, CheckpointSaved) if e.wall <= began.wall), default=0)
+    reached = 1 + max((e.step for e in pick(events, Committed) if e.wall <= began.wall), default=-1)
+    loaded = sorted({e.step for e in pick(window, CheckpointLoaded) if e.wall <= began.wall}) or [0]
+    text = f"step {began.first_step} of {reached}, the newest saved being {saved}; loaded: {loaded}"
+    return Check(name, loaded == [saved] and began.first_step == saved, text, reached - saved)
 
 
 # --- the run ------------------------------------------------------------------------------------------------

@@ -40,15 +40,28 @@ def pick(events: Iterable[Event], kind: type[T]) -> list[T]:
 
 
 def lineage(events: Sequence[Event]) -> Lineage:
-    """The entry of the highest epoch, for each step."""
-    begins = (epoch.first_step for epoch in pick(events, Activated) if epoch.cause.startswith(FIRST_EPOCH))
-    result = Lineage(first_step=min(begins, default=0))
+    """The entry of the highest epoch, for each step.
+
+    A job that begun again from a checkpoint (or from nothing) has thrown away what was committed from there on.
+    """
+    begins = {
+        (epoch.first_step, (epoch.epoch, epoch.term))
+        for epoch in pick(events, Activated)
+        if epoch.cause.startswith(FIRST_EPOCH)
+    }
+    result = Lineage(first_step=min((step for step, _ in begins), default=0))
     commits = pick(events, Committed)
+    undone = {
+        (step, name)
+        for step, name in {(commit.step, (commit.epoch, commit.term)) for commit in commits}
+        if any(step >= first and name < begun for first, begun in begins)
+    }
     for commit in commits:
         name = (commit.epoch, commit.term)
-        result.epoch_of[commit.step] = max(result.epoch_of.get(commit.step, name), name)
+        if (commit.step, name) not in undone:
+            result.epoch_of[commit.step] = max(result.epoch_of.get(commit.step, name), name)
     for commit in commits:
-        if (commit.epoch, commit.term) == result.epoch_of[commit.step]:
+        if (commit.epoch, commit.term) == result.epoch_of.get(commit.step):
             result.commits.setdefault(commit.step, []).append(commit)
         else:
             result.discarded.append(commit)

@@ -24,7 +24,7 @@ from event_runs import (
 )
 
 from lightkeeper.events import lineage, pretty, schema, summary
-from lightkeeper.events.schema import Adopted, Committed, Event, FaultInjected, GroupLost
+from lightkeeper.events.schema import Activated, Adopted, Committed, Event, FaultInjected, GroupLost
 from lightkeeper.lighthouse.messages import FIRST_EPOCH
 
 
@@ -307,3 +307,22 @@ def test_checkpoints_are_told_of_a_run_that_has_any() -> None:
         "checkpoints saved 2 begun at step 4; the newest of step 8 (shared, 3.0 MiB in 0.2 s); "
         "1 save failed or late, last: no space left on device"
     )
+
+
+def test_what_a_job_had_done_before_it_began_again_from_a_checkpoint_is_thrown_away() -> None:
+    before = [e for e in good_run() if isinstance(e, Activated | Committed) and e.epoch == 1]
+    shares, again = (
+        DEAL,
+        [Activated(epoch=3, first_step=4, members=tuple(DEAL), shares=DEAL, cause=f"{FIRST_EPOCH}: x")],
+    )
+    for step in range(4, 9):  # not yet as far as it had been
+        again += [
+            commit(group, step, shares, 3, incarnation=f"{group}-2", mono_ns=(step + 50) * 10**9) for group in shares
+        ]
+    lost = [GroupLost(group=g, incarnation=f"{g}-1", cause="x", detected_by="stream") for g in DEAL]
+    run = [*before, *lost, *again]
+    line = lineage.lineage(run)
+    assert line.last_step == 8 and {c.incarnation for c in line.commits[5]} == {"g0-2", "g1-2", "g2-2"}
+    assert {c.step for c in line.discarded} == set(range(4, FAULT_STEP)) and line.commits[3][0].epoch == 1
+    assert summary.one_lineage(run).holds and summary.samples_exactly_once(run).holds
+    assert summary.steps_lost(run) == summary.Finding(True, "", 0), "nobody who stayed lost any"
