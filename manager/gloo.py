@@ -9,12 +9,14 @@ local port is this member's listener or its peer is another member's listener.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import re
 import socket
 import struct
 import threading
 import time
 import traceback
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +33,7 @@ _WAIT_SLICE_S = 1.0  # a wait in C++ keeps Python's signal handlers waiting, so 
 _GRACE_S = 0.2  # after an abort a pending operation raises within milliseconds, or never
 _SETTLE_S = 0.05  # in which it shows who is gone, or that a recovery has begun already
 _STRANGER = struct.pack("<q", 1 << 62)  # to a listener of gloo's: a member that no group has, kept and never used
+_PROCESS_ENDS = "the process ends"
 _NEVER_S = 24 * 3600.0  # gloo's own time-out per operation: ours are given to `wait`, `abort` ends the rest
 _TRANSPORT_ERROR = re.compile(
     r"gloo/transport|Connection (closed|reset|refused)|Socket closed|Broken pipe|[Tt]imed out|not connected"
@@ -227,7 +230,7 @@ class GlooGroup:
             gloo, self._gloo = self._gloo, None
             self._broken.close()
         if gloo is not None:
-            _teardowns.start(gloo, f"close {self.name}")
+            _threads.destroy(gloo, f"close {self.name}")
 
     def suspects(self) -> tuple[int, ...]:
         """The slots of members that are gone, of those whose connection to this member broke.
@@ -310,6 +313,10 @@ class FormGloo:
 
     def form(self) -> EpochGroup:
         """Rendezvous, connect to every member, and exchange one small message with all of them."""
+        with _threads.forming(self):
+            return self._form()
+
+    def _form(self) -> EpochGroup:
         until = time.monotonic() + self._timeout_s
         gloo = AbortableGloo(self._host, self._timeout_s, name=self._name)
         try:
@@ -328,7 +335,7 @@ class FormGloo:
         if self._formed is not None:
             self._formed.close()
         else:
-            _teardowns.start(gloo, f"give up {self._name}")
+            _threads.destroy(gloo, f"give up {self._name}")
         del gloo
         raise failure
 
@@ -363,36 +370,71 @@ class FormGloo:
         return failure
 
 
-class _Teardowns:
-    """Destroys groups in threads, since a gloo destructor joins its threads, and sees them end before the
-    process.
+class _Threads:
+    """Those that form groups; and those that destroy them, since a gloo destructor joins threads of its own.
+
+    They end before the interpreter does. It unwinds a thread that comes back to it from C++ later, and C++ ends the
+    process for that: "terminate called without an active exception".
     """
 
     def __init__(self) -> None:
-        self._threads: set[threading.Thread] = set()
+        self._forming: dict[threading.Thread, FormGloo] = {}
+        self._destroying: set[threading.Thread] = set()
+        self._over = False
         self._lock = threading.Lock()
         atexit.register(self.finish, 2.0)
 
-    def start(self, gloo: AbortableGloo, name: str) -> None:
-        """Destroy `gloo`, which the caller must hold no other reference to."""
-        box = [gloo]
-        thread = threading.Thread(target=self._run, args=(box,), name=name, daemon=True)
-        with self._lock:
-            self._threads.add(thread)
-        thread.start()
+    @contextlib.contextmanager
+    def forming(self, form: FormGloo) -> Iterator[None]:
+        """This thread forms a group meanwhile.
 
-    def _run(self, box: list[AbortableGloo]) -> None:
+        Raises:
+            GroupFailed: the process ends.
+        """
+        thread = threading.current_thread()
+        with self._lock:
+            if self._over:
+                raise GroupFailed(f"not begun: {_PROCESS_ENDS}", aborted=_PROCESS_ENDS)
+            self._forming[thread] = form
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._forming[thread]
+
+    def destroy(self, gloo: AbortableGloo, name: str) -> None:
+        """Destroy `gloo`, which the caller must hold no other reference to, in a thread."""
+        box = [gloo]
+        thread = threading.Thread(target=self._destroy, args=(box,), name=name, daemon=True)
+        with self._lock, contextlib.suppress(RuntimeError):  # from Python 3.12 on, if the interpreter ends
+            thread.start()
+            self._destroying.add(thread)
+            return
+        self._destroy(box)
+
+    def _destroy(self, box: list[AbortableGloo]) -> None:
         box.pop().shutdown()
         with self._lock:
-            self._threads.discard(threading.current_thread())
+            self._destroying.discard(threading.current_thread())
 
     def finish(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds for the running teardowns."""
+        """Interrupt what is being formed, and wait up to `timeout_s` seconds for the end of all these threads."""
         until = time.monotonic() + timeout_s
         with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            self._over = True
+            # In a forked child none lives; the sockets of those that it knows of are its parent's.
+            forming = {thread: form for thread, form in self._forming.items() if thread.is_alive()}
+        for form in forming.values():
+            form.interrupt(_PROCESS_ENDS)
+        _join(forming, until)
+        with self._lock:
+            destroying = tuple(self._destroying)  # also what was given up just now
+        _join(destroying, until)
 
 
-_teardowns = _Teardowns()
+def _join(threads: Iterable[threading.Thread], until: float) -> None:
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+_threads = _Threads()

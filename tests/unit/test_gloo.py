@@ -292,6 +292,26 @@ print("end")
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
+def test_a_build_that_goes_to_and_fro_between_c_and_python_ends_before_the_process():
+    """Each `get` is called from gloo's constructor; Python ends a thread that wakes in it as the interpreter ends."""
+    script = """
+import threading, time
+from lightkeeper.manager.groups import LocalKeys, start_build
+called = threading.Event()
+class Keys(LocalKeys):
+    def get(self, key, timeout_s):
+        called.set()
+        while self._aborted is None:
+            time.sleep(0.001)
+        return super().get(key, timeout_s)
+build = start_build("gloo", Keys(), 0, 2, 60.0, "a")
+called.wait()
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
 def test_own_sockets_are_found_with_both_ends():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         found = {s.fd: s for s in tcp_sockets()}
