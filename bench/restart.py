@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lightkeeper.bench._supervised import run_stages
 from lightkeeper.bench._trainers import TrainerFailed, say
 from lightkeeper.demo.job import LocalJob
 from lightkeeper.events import read_run
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 
 def run() -> dict[str, Any]:
-    """Three kills with a process that waits, one without, and one below torchrun, which has nothing to heal."""
+    """Kills with and without a process that waits, below torchrun, which heals nothing, and of a supervised job."""
     warm = []
     for number in range(WARM_RUNS):
         say(f"restart: ours, a process waits, {number + 1} of {WARM_RUNS}")
@@ -41,10 +42,17 @@ def run() -> dict[str, Any]:
     cold = _ours(False)
     say("restart: torchrun --max-restarts")
     peer_s = _torchrun()
+    group, job = run_stages()
     ours = {name: statistics.median(case[name] for case in warm) for name in warm[0]}
     return {
         "bench": "restart",
-        "ours": {**ours, **{f"cold_{name}": value for name, value in cold.items()}, "runs": warm},
+        "ours": {
+            **ours,
+            **{f"cold_{name}": value for name, value in cold.items()},
+            **{f"supervised group, {stage}": seconds for stage, seconds in group.items()},
+            **{f"supervised whole job, {stage}": seconds for stage, seconds in job.items()},
+            "runs": warm,
+        },
         "peer": {"computes_again_s": peer_s},
         "ratio": ours["asks_to_join_s"] / peer_s,
         "target": {"asks_to_join_s": TARGET_S},

@@ -162,6 +162,7 @@ class Supervised(Watched):
         words = [
             str(TOY), "--stop", str(self._stop_file.absolute()), "--seed", str(self.seed),
             "--checkpoints", "{checkpoints}", "--every", str(SAVE_EVERY), "--takes-orders",
+            "--moments", str(self.folder.absolute()),
         ]  # fmt: skip
         groups = self.shape.groups
         return f"""\

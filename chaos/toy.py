@@ -42,10 +42,14 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder of the run's checkpoints; without it there are none")
     parser.add_argument("--every", type=int, default=20, help="steps between two of them")
     parser.add_argument("--takes-orders", action="store_true", help="stand still, or raise, at a signal")
+    parser.add_argument("--moments", type=Path, help="folder to say in when everything was imported")
     options, orders = parser.parse_args(), list[int]()
     if options.takes_orders:
         for number in (STALL, RAISE):
             signal.signal(number, lambda number, _: orders.append(number))
+    if options.moments is not None:
+        group = os.environ["LIGHTKEEPER_GROUP"]
+        (options.moments / f"imported-{group}-{os.getpid()}").write_text(str(time.time()))
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     model: nn.Module = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH)))

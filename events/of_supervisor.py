@@ -43,7 +43,10 @@ class GroupStarted(Event, frozen=True, kw_only=True):
 
 
 class GroupEnded(Event, frozen=True, kw_only=True):
-    """A group's start has ended: on which nodes, with what code, whose fault ("node", "maybe", "job", "nobody")."""
+    """A group's start has ended: on which nodes, with what code, whose fault ("node", "maybe", "job", "nobody").
+
+    `after_s`: seconds since the last of its processes was seen to have ended.
+    """
 
     nodes: tuple[str, ...]
     code: int
@@ -51,6 +54,7 @@ class GroupEnded(Event, frozen=True, kw_only=True):
     failure: str
     step: int
     reason: str
+    after_s: float = 0.0
 
 
 class JobRestarts(Event, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ class End:
         cause: in words.
         evidence: folder, below the run's.
         confidence: of the verdict, 0 to 1.
+        after_s: how long ago its last process ended.
     """
 
     code: int
@@ -53,6 +54,7 @@ class End:
     cause: str = ""
     evidence: str = ""
     confidence: float = 0.0
+    after_s: float = 0.0
 
 
 @dataclass(frozen=True)

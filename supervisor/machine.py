@@ -200,7 +200,7 @@ class Supervisor:
             found = Blame("nobody", "ended", "the supervisor ended it")
         note = {
             "group": name, "nodes": list(nodes), "code": end.code, "whose": found.whose, "failure": found.kind,
-            "step": end.step, "reason": found.why,
+            "step": end.step, "reason": found.why, "after_s": round(end.after_s, 3),
         }  # fmt: skip
         actions: list[Action] = [Note("group_ended", note)]
         if found.kind == "finished":

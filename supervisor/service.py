@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
-import re
 import secrets
 import shlex
 import signal
@@ -38,16 +38,15 @@ from lightkeeper.supervisor.clusters.interface import (
 )
 from lightkeeper.supervisor.facts import end_of
 from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.lighthouse import NAME as LIGHTHOUSE
+from lightkeeper.supervisor.lighthouse import LighthouseProcess
 from lightkeeper.supervisor.machine import Supervisor
 from lightkeeper.supervisor.nodechecks import NodeChecks
 from lightkeeper.supervisor.places import AT_WORK
 from lightkeeper.words import say
 
-LISTENING = re.compile(rb"listening on (\S+?),")
-LISTENS_S_MAX = 60.0
 TICK_S = 0.5
 REQUEUE_S_MAX = 60.0
-LIGHTHOUSE = "lighthouse"
 STATE = "supervisor.json"
 GONE_S_MAX = 10.0  # for what is killed at the start to be gone
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
@@ -79,7 +78,9 @@ class Service:
         self._log = EventLog(folder, "supervisor", job=job.name)
         self._log.write(ProcessStarted(command=shlex.join(sys.argv)))
         self._token = _token(folder)
-        self._address = job.lighthouse.address
+        self._lighthouse = LighthouseProcess(
+            job.lighthouse, folder, cluster, self._environment(), self._node_for_lighthouse
+        )
         self._running: dict[str, set[tuple[str, str]]] = {}  # by group: its processes, node and name
         self._codes: dict[str, list[int | None]] = {}
         self._began: dict[str, float] = {}
@@ -120,7 +121,7 @@ class Service:
 
     def _first(self) -> list[a.Action]:
         actions = self.machine.start(time.monotonic())
-        return [one for one in actions if not (isinstance(one, a.StartLighthouse) and self._address)]
+        return [one for one in actions if not (isinstance(one, a.StartLighthouse) and self._lighthouse.address)]
 
     async def _take_up(self, running: Sequence[tuple[str, str]]) -> None:
         """What an earlier supervisor left goes on; what has ended since is judged; what it did not know is ended."""
@@ -135,9 +136,9 @@ class Service:
             self._began[name] = state["began"].get(name, 0.0) if state is not None else 0.0
         strangers = []
         for node, name in running:
-            if name == LIGHTHOUSE and not self._address:
-                self._address = (self.folder / "lighthouse.address").read_text().strip()
-            elif name != LIGHTHOUSE and node not in known.get(name, []):
+            if name == LIGHTHOUSE and self._lighthouse.own:
+                self._lighthouse.taken_up(node)
+            elif node not in known.get(name, []):
                 await self.cluster.kill(node, name)
                 strangers.append((node, name))
         until = time.monotonic() + GONE_S_MAX
@@ -180,6 +181,8 @@ class Service:
                 self._lost[happening.node] = happening.why
                 self._checks.lost(happening.node)
                 await self._do(self.machine.node_lost(happening.node, happening.why, now))
+                if happening.node == self._lighthouse.node:
+                    await self._lighthouse_ended()
                 for group, processes in list(self._running.items()):
                     for one in [one for one in processes if one[0] == happening.node]:
                         await self._exited(group, one, None)
@@ -193,13 +196,16 @@ class Service:
 
     async def _heard_end(self, exited: Exited) -> None:
         if exited.name == LIGHTHOUSE:
-            self._address = self.job.lighthouse.address
-            await self._do(self.machine.lighthouse_ended(time.monotonic()))
+            await self._lighthouse_ended()
             return
         self._checks.exited(exited)
         for group, processes in list(self._running.items()):
             if (exited.node, exited.name) in processes:
                 await self._exited(group, (exited.node, exited.name), exited.code)
+
+    async def _lighthouse_ended(self) -> None:
+        self._lighthouse.ended()
+        await self._do(self.machine.lighthouse_ended(time.monotonic()))
 
     async def _exited(self, group: str, process: tuple[str, str], code: int | None) -> None:
         """A part of a group has ended; its end is told when all parts have."""
@@ -211,6 +217,7 @@ class Service:
         self._spawn(self._judge(group))
 
     async def _judge(self, group: str) -> None:
+        ended_s = time.monotonic()
         await asyncio.sleep(SETTLE_S)
         codes = [code for code in self._codes.pop(group) if code is not None]
         code = max(codes, key=lambda one: (one != 0, one), default=None)
@@ -219,6 +226,7 @@ class Service:
         since, asked = self._began[group], group in self._asked
         self._asked.discard(group)
         end = await asyncio.to_thread(end_of, str(self.folder), group, code, since, lost, asked)
+        end = dataclasses.replace(end, after_s=time.monotonic() - ended_s)
         await self._do(self.machine.ended(group, end, time.monotonic()))
         await asyncio.to_thread(self._keep)
 
@@ -266,7 +274,7 @@ class Service:
     async def _do(self, actions: Sequence[a.Action]) -> None:
         for action in actions:
             if isinstance(action, a.StartLighthouse):
-                self._spawn(self._start_lighthouse())
+                self._spawn(self._lighthouse.start())
             elif isinstance(action, a.Check):
                 self._spawn(self._check(action))
             elif isinstance(action, a.Launch):
@@ -309,32 +317,10 @@ class Service:
             return
         self._over.set_exception(error)
 
-    async def _start_lighthouse(self) -> None:
-        if self._address:
-            return
-        node = next(iter(self.machine.nodes))
-        log = self.folder / "logs" / "lighthouse.log"
-        said = log.stat().st_size if log.exists() else 0
-        words = [
-            sys.executable, "-m", "lightkeeper", "lighthouse", "--bind", self._bind(), "--run-folder", str(self.folder),
-            "--log", str(self.folder / "lighthouse"), "--lease-s", str(self.job.lighthouse.lease_s),
-        ]  # fmt: skip
-        await self.cluster.start(node, LIGHTHOUSE, words, self._environment(), log)
-        end = time.monotonic() + LISTENS_S_MAX
-        while time.monotonic() < end:
-            found = LISTENING.search(log.read_bytes()[said:])
-            if found:
-                self._address = found.group(1).decode()
-                (self.folder / "lighthouse.address").write_text(self._address)
-                return
-            await asyncio.sleep(0.05)
-        raise ToldError(f"the lighthouse does not listen; see {log}")
-
-    def _bind(self) -> str:
-        """Where it was before, if there was one: groups look for it there."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self.folder / "lighthouse.address").read_text().strip()
-        return self.job.lighthouse.bind
+    def _node_for_lighthouse(self) -> str:
+        """The last one that can be used: a spare has it, if there is one, so that it does not die with a group."""
+        there = [name for name, node in self.machine.nodes.items() if not (node.lost or node.excluded or node.leaving)]
+        return (there or list(self.machine.nodes))[-1]
 
     async def _check(self, check: a.Check) -> None:
         start = self.machine.groups[check.group].starts + 1
@@ -378,7 +364,7 @@ class Service:
             self._over.set_result(a.Over(1, text))
 
     async def _launch(self, launch: a.Launch) -> None:
-        while not self._address:
+        while not self._lighthouse.address:
             await asyncio.sleep(0.05)
         self._running[launch.group] = {(node, launch.group) for node in launch.nodes}
         self._codes[launch.group] = []
@@ -398,8 +384,8 @@ class Service:
         job = self.job
         options = {
             "group": group, "groups": job.groups, "minimum": job.minimum, "spares": job.spares, "ranks": job.ranks,
-            "lighthouse": self._address, "job": job.name, "run-folder": self.folder, "restarts": job.budget.in_place,
-            "outage-budget-s": job.outage_budget_s, **job.options,
+            "lighthouse": self._lighthouse.address, "job": job.name, "run-folder": self.folder,
+            "restarts": job.budget.in_place, "outage-budget-s": job.outage_budget_s, **job.options,
         }  # fmt: skip
         if job.nodes_per_group > 1:
             options |= {"nnodes": job.nodes_per_group, "node-rank": node_rank}

@@ -1,0 +1,119 @@
+"""The job's lighthouse as a process that the supervisor keeps running: with its log, and where groups look for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lightkeeper.errors import ToldError
+from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster
+from lightkeeper.supervisor.jobfile import Lighthouse
+from lightkeeper.words import say
+
+NAME = "lighthouse"
+LISTENING = re.compile(rb"listening on (\S+?),")
+LISTENS_S_MAX = 60.0
+FIRST_TRIES_MAX = 3  # before it has ever listened
+PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
+LOOK_S = 0.05
+
+
+class LighthouseProcess:
+    """One for a run; or the address of one that others keep.
+
+    Args:
+        said: what the job file says of it.
+        folder: of the run.
+        cluster: where it runs.
+        environment: of its process.
+        node: picks where it is to run.
+    """
+
+    def __init__(
+        self, said: Lighthouse, folder: Path, cluster: Cluster, environment: Mapping[str, str], node: Callable[[], str]
+    ) -> None:
+        self._said, self._folder, self._cluster = said, folder, cluster
+        self._environment, self._pick = environment, node
+        self.address = said.address  # "" while there is none
+        self.node = ""  # where it runs
+        self._starting = False
+
+    @property
+    def own(self) -> bool:
+        """Whether it is ours to start."""
+        return not self._said.address
+
+    def taken_up(self, node: str) -> None:
+        """An earlier supervisor has started it there."""
+        self.address, self.node = self._file.read_text().strip(), node
+
+    def ended(self) -> None:
+        """It is not there any more."""
+        self.address, self.node = self._said.address, ""
+
+    async def start(self) -> None:
+        """Returns once it listens, however long that takes: groups train on meanwhile.
+
+        Raises:
+            ToldError: it has never listened, and does not.
+        """
+        if self._starting or self.address:
+            return
+        self._starting, tries = True, 0
+        try:
+            while not await self._start_once():
+                tries += 1
+                if tries >= FIRST_TRIES_MAX and not self._file.exists():
+                    raise ToldError(f"the lighthouse does not come up: {self._last_line()}")
+                pause_s = min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(tries, 10))
+                say(f"lightkeeper: the lighthouse did not come up ({self._last_line()}); again in {pause_s:g} s")
+                await asyncio.sleep(pause_s)
+        finally:
+            self._starting = False
+
+    async def _start_once(self) -> bool:
+        self.node = self._pick()
+        said = self._log.stat().st_size if self._log.exists() else 0
+        words = [
+            sys.executable, "-m", "lightkeeper", "lighthouse", "--bind", self._bind(),
+            "--run-folder", str(self._folder), "--log", str(self._folder / "lighthouse"), "--lease-s", str(self._said.lease_s),
+        ]  # fmt: skip
+        try:
+            await self._cluster.start(self.node, NAME, words, self._environment, self._log)
+        except CannotStart as error:
+            say(f"lightkeeper: {error}")
+            self.node = ""
+            return False
+        until = time.monotonic() + LISTENS_S_MAX
+        while self.node and time.monotonic() < until:
+            if found := LISTENING.search(self._log.read_bytes()[said:]):
+                self.address = found.group(1).decode()
+                self._file.write_text(self.address)
+                return True
+            await asyncio.sleep(LOOK_S)
+        if self.node:
+            await self._cluster.kill(self.node, NAME)
+        return False
+
+    def _bind(self) -> str:
+        """Where it was before, if there was one: groups look for it there."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._file.read_text().strip()
+        return self._said.bind
+
+    def _last_line(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
+        return lines[-1] if lines else f"it printed nothing; see {self._log}"
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "logs" / "lighthouse.log"
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "lighthouse.address"
