@@ -18,8 +18,8 @@ SURE = 0.6  # as in `events.verdict`
 HARDWARE = frozenset(
     ["hardware", "xid", "ecc", "nvlink", "cuda_error", "gpu_lost"]
 )  # classes of `lightkeeper diagnose`
-NODES = frozenset(["silent"])  # kinds of a verdict by which the node itself is gone
-SUSPECT = frozenset(["killed", "frozen", "stuck", "inside", "gone", "exit", "slow"])
+NODES = frozenset(["silent"])  # kinds of a verdict by which the node itself is gone, if it says nothing
+SUSPECT = frozenset(["killed", "frozen", "silent", "stuck", "inside", "gone", "exit", "slow"])
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class End:
 
     Attributes:
         code: exit code of its launcher; negative for a signal.
+        seen: whether its node has told that code; else nobody knows what became of it.
         finished: whether the run was finished with it.
         quorum: whether the job ended because too few groups were left.
         asked: whether somebody asked it to leave: an operator, a scheduler, a time limit.
@@ -43,6 +44,7 @@ class End:
     """
 
     code: int
+    seen: bool = True
     finished: bool = False
     quorum: bool = False
     asked: bool = False
@@ -95,7 +97,7 @@ def blame(end: End) -> Blame:
         return Blame("node", "node lost", why)
     if end.classified in HARDWARE:
         return Blame("node", end.classified, why)
-    if end.kind in NODES and end.confidence >= SURE:
+    if end.kind in NODES and not end.seen and end.confidence >= SURE:
         return Blame("node", end.kind, why)
     if end.code == STOPPED:
         return Blame("job", end.kind or "stopped", why)

@@ -4,7 +4,7 @@ EXAMPLE = """\
 # lightkeeper run job.toml          --dry-run shows what would be started, and where
 name = "my-run"                     # the job's id
 command = ["train.py", "--steps", "100000", "--checkpoints", "{checkpoints}"]   # {run_folder} is known too
-run_folder = "runs/my-run"          # all paths are relative to this file
+run_folder = "runs/my-run"          # all paths are relative to this file, and the command runs where it lies
 groups = 3                          # replica groups: each holds a full copy of the training state
 minimum = 2                         # with fewer the whole job starts again from its newest checkpoint
 spares = 0                          # groups that compute nothing while the others are there

@@ -28,14 +28,15 @@ def end_of(run_folder: str, group: str, code: int | None, since: float, lost: st
         events = [event for event in read_run(run_folder).events if event.wall >= since]
     except RunFolderError:
         events = []
-    return judged(events, group, -9 if code is None else code, lost, asked)
+    return judged(events, group, code, lost, asked)
 
 
-def judged(events: Sequence[Event], group: str, code: int, lost: str, asked: bool) -> End:
+def judged(events: Sequence[Event], group: str, told: int | None, lost: str, asked: bool) -> End:
     """The same, of events since the group was started; what is said late of its start before is left out."""
     started = {event.incarnation for event in events if event.group == group and event.process != "lighthouse"}
     events = [e for e in events if not (isinstance(e, GroupLost) and e.group == group and e.incarnation not in started)]
     own = [event for event in events if event.group == group]
+    code = -9 if told is None else told
     stopped = [event for event in events if isinstance(event, JobStopped)]
     early = any(isinstance(event, StopRequested) for event in events)
     finished = code == 0 and not early and any(isinstance(event, Finished) for event in own)
@@ -50,7 +51,8 @@ def judged(events: Sequence[Event], group: str, code: int, lost: str, asked: boo
     if not cause and stopped and code != 0:
         cause = stopped[-1].reason
     return End(
-        code=code, finished=finished, quorum=quorum, asked=asked or (left and not finished), node_lost=bool(lost),
+        code=code, seen=told is not None, finished=finished, quorum=quorum,
+        asked=asked or (left and not finished), node_lost=bool(lost),
         kind="" if found is None else found.culprit.kind, classified=classified,
         step=_reached(own) if found is None else found.step,
         cause=cause, evidence=found.evidence[0] if found is not None and found.evidence else "",

@@ -81,7 +81,8 @@ class LighthouseProcess:
         said = self._log.stat().st_size if self._log.exists() else 0
         words = [
             sys.executable, "-m", "lightkeeper", "lighthouse", "--bind", self._bind(),
-            "--run-folder", str(self._folder), "--log", str(self._folder / "lighthouse"), "--lease-s", str(self._said.lease_s),
+            "--run-folder", str(self._folder), "--log", str(self._folder / "lighthouse"),
+            "--lease-s", str(self._said.lease_s),
         ]  # fmt: skip
         try:
             await self._cluster.start(self.node, NAME, words, self._environment, self._log)

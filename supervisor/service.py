@@ -38,6 +38,7 @@ from lightkeeper.supervisor.clusters.interface import (
 )
 from lightkeeper.supervisor.facts import end_of
 from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.launching import launch_argv
 from lightkeeper.supervisor.lighthouse import NAME as LIGHTHOUSE
 from lightkeeper.supervisor.lighthouse import LighthouseProcess
 from lightkeeper.supervisor.machine import Supervisor
@@ -61,7 +62,6 @@ class Service:
     Args:
         job: what the job file says.
         folder: of the run, absolute.
-        base: where the job file lies.
         cluster: where it runs.
         names: of the nodes.
         aside: who is in quarantine, and who goes there.
@@ -69,10 +69,10 @@ class Service:
     """
 
     def __init__(
-        self, job: JobFile, folder: Path, base: Path, cluster: Cluster, names: Sequence[str],
+        self, job: JobFile, folder: Path, cluster: Cluster, names: Sequence[str],
         aside: Aside, tell: Callable[[str, str, str], None],
     ) -> None:  # fmt: skip
-        self.job, self.folder, self.base, self.cluster = job, folder, base, cluster
+        self.job, self.folder, self.cluster = job, folder, cluster
         self.machine = Supervisor(job, names, aside.excluded(names), time.monotonic())
         self._aside, self._tell = aside, tell
         self._log = EventLog(folder, "supervisor", job=job.name)
@@ -344,9 +344,8 @@ class Service:
         try:
             with log.open("ab") as output:
                 process = await asyncio.create_subprocess_exec(
-                    *argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.base,
-                    start_new_session=True,
-                )  # fmt: skip
+                    *argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                )
             code = await asyncio.wait_for(process.wait(), REQUEUE_S_MAX)
             problem = "" if code == 0 else f"ended with {code}; see {log}"
         except OSError as error:
@@ -373,26 +372,12 @@ class Service:
         await asyncio.to_thread(self._keep)
         for rank, node in enumerate(launch.nodes):
             log = self.folder / "logs" / f"launch-{launch.group}-{launch.attempt}-{node}.log"
-            argv = self._argv(launch.group, rank)
+            argv = launch_argv(self.job, self.folder, self._lighthouse.address, launch.group, rank)
             try:
                 await self.cluster.start(node, launch.group, argv, self._environment(), log)
             except CannotStart as error:
                 say(f"lightkeeper: {error}")
                 await self._exited(launch.group, (node, launch.group), None)
-
-    def _argv(self, group: str, node_rank: int) -> list[str]:
-        job = self.job
-        options = {
-            "group": group, "groups": job.groups, "minimum": job.minimum, "spares": job.spares, "ranks": job.ranks,
-            "lighthouse": self._lighthouse.address, "job": job.name, "run-folder": self.folder,
-            "restarts": job.budget.in_place, "outage-budget-s": job.outage_budget_s, **job.options,
-        }  # fmt: skip
-        if job.nodes_per_group > 1:
-            options |= {"nnodes": job.nodes_per_group, "node-rank": node_rank}
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        titan = ["--torchtitan"] if job.torchtitan else []
-        command = job.command_in(self.folder)
-        return [sys.executable, "-m", "lightkeeper", "launch", *words, *titan, "--", *command]
 
     def _environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}

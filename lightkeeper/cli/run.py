@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import time
 from pathlib import Path
@@ -35,9 +36,10 @@ def command(
     from lightkeeper.supervisor.service import Service
     from lightkeeper.supervisor.single import Held
 
-    job = read_job(job_file)
-    folder = (job_file.parent / job.run_folder).absolute()
-    aside = Aside(QuarantineFile(job_file.parent / job.quarantine), job.name)
+    job, base = read_job(job_file), job_file.parent.absolute()
+    folder = (base / job.run_folder).resolve()
+    aside = Aside(QuarantineFile(base / job.quarantine), job.name)
+    os.chdir(base)  # all paths in a job file are relative to it, those of its command too
     if dry_run:
         return _show(job, folder, aside.excluded(job.nodes))
     with Held(folder):
@@ -47,7 +49,7 @@ def command(
             notifier.tell(Message(kind, job.name, text, run=str(folder), evidence=evidence, wall=time.time()))
 
         cluster = Local(folder / "nodes", job.nodes, job.budget.orphan_s)
-        service = Service(job, folder, job_file.parent, cluster, job.nodes, aside, tell)
+        service = Service(job, folder, cluster, job.nodes, aside, tell)
         try:
             return asyncio.run(service.run())
         finally:
@@ -55,17 +57,22 @@ def command(
 
 
 def _show(job: JobFile, folder: Path, quarantined: dict[str, str]) -> int:
+    from lightkeeper.supervisor.launching import launch_argv
+
     free = [name for name in job.nodes if name not in quarantined]
     for name, why in quarantined.items():
-        typer.echo(f"node {name}: gets no work: {why}")
-    per = job.nodes_per_group
+        typer.echo(f"node {name}: gets no work before it is released or has passed a burn-in: {why}")
+    per, address = job.nodes_per_group, job.lighthouse.address
+    typer.echo(f"lighthouse: {address or f'is started, and listens at {job.lighthouse.bind}'}")
     for number, group in enumerate(job.group_names):
         nodes = free[number * per : (number + 1) * per]
         typer.echo(f"{group} on {', '.join(nodes) if len(nodes) == per else 'no node: it waits for one'}")
+        for rank in range(per):
+            argv = launch_argv(job, folder, address or "ADDRESS", group, rank)
+            typer.echo(f"  lightkeeper {shlex.join(argv[3:])}")
     spare = free[len(job.group_names) * per :]
     typer.echo(f"spare nodes: {', '.join(spare) or 'none'}")
-    typer.echo(f"each: lightkeeper launch --groups {job.groups} ... -- {shlex.join(job.command)}")
-    typer.echo(f"in {folder}")
+    typer.echo(f"in {folder}; the command runs in {Path.cwd()}")
     return 0
 
 

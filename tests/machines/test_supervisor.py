@@ -89,7 +89,7 @@ def test_a_node_that_may_be_to_blame_twice_is_in_quarantine() -> None:
 
 @pytest.mark.parametrize("end", [
     End(code=1, classified="xid", cause="Xid 79", step=7), End(code=137, node_lost=True, cause="n1: its host ended"),
-    End(code=104, kind="silent", cause="silent for 2 s", confidence=0.9),
+    End(code=-9, seen=False, kind="silent", cause="silent for 2 s", confidence=0.9),
 ])  # fmt: skip
 def test_a_node_that_is_to_blame_is_in_quarantine_at_once(end: End) -> None:
     world = World()
@@ -373,3 +373,9 @@ def test_who_was_started_again_in_place_is_not_ended() -> None:
     world.machine.came_back("g1")
     world.passes(100)
     assert not world.all(a.Finish)
+
+
+def test_a_node_that_tells_how_its_group_ended_is_not_gone() -> None:
+    world = World()
+    world.ended("g1", End(code=-9, kind="silent", cause="its manager's stream broke", confidence=0.9))
+    assert not world.all(a.Exclude) and world.machine.nodes["n1"].strikes == 1

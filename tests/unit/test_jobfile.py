@@ -9,6 +9,7 @@ import pytest
 from lightkeeper.errors import UsageError
 from lightkeeper.supervisor.example import EXAMPLE
 from lightkeeper.supervisor.jobfile import JobFile, read_job
+from lightkeeper.supervisor.launching import launch_argv
 
 LEAST = 'name = "j"\ncommand = ["t.py"]\n'
 
@@ -77,3 +78,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_options_go_to_the_launcher_as_words(tmp_path: Path) -> None:
     job = read(tmp_path, LEAST + "[options]\nbucket-mb = 8\nstall_floor_s = 12.5\ndeal = 'even'\n")
     assert job.options == {"bucket-mb": "8", "stall-floor-s": "12.5", "deal": "even"}
+
+
+@pytest.mark.parametrize("name", ["job.toml", "titan.toml"])
+def test_the_job_files_among_the_examples_are_read(name: str) -> None:
+    job = read_job(Path(__file__).resolve().parents[2] / "examples" / name)
+    assert job.groups >= 2 and job.torchtitan == (name == "titan.toml")
+
+
+def test_a_group_on_two_nodes_is_started_by_a_line_for_each(tmp_path: Path) -> None:
+    job = read(tmp_path, LEAST + "groups = 2\nnodes_per_group = 2\nranks = 4\n[budget]\nin_place = 3\n")
+    argv = launch_argv(job, tmp_path, "h:1", "g1", 1)
+    options = dict(zip(argv[4:-2:2], argv[5:-2:2], strict=True))
+    assert argv[-2:] == ["--", "t.py"] and options["--nnodes"] == "2" and options["--node-rank"] == "1"
+    assert options["--restarts"] == "3" and options["--ranks"] == "4" and options["--lighthouse"] == "h:1"
