@@ -150,6 +150,8 @@ def test_the_next_supervisor_takes_up_what_runs(run: Run) -> None:
     assert {group: run.pid(group) for group in ("g0", "g2")} == {group: ranks[group] for group in ("g0", "g2")}
     assert run.ends() == 0, run.said()
     assert "goes on with what runs already" in run.said()
+    ended = [e for e in run.events(GroupEnded) if e.failure != "finished"]
+    assert [(e.group, e.code, e.whose) for e in ended] == [("g1", 137, "maybe")], "it ended while nobody was there"
 
 
 def test_a_lost_quorum_starts_the_job_again_where_it_was(run: Run) -> None:
@@ -231,3 +233,18 @@ def test_a_run_that_gets_notice_is_put_back_and_goes_on_in_its_next_start(run: R
     assert {e.step for e in run.events(schema.CheckpointLoaded)} == {reached}
     assert (run.base / "requeued").read_text() == "again\n", "a finished run is not put back"
     assert {e.step for e in run.events(schema.Finished)} == {800}
+
+
+def test_the_lighthouse_comes_back_at_its_address_when_its_node_is_lost(run: Run) -> None:
+    run.write(steps=1500)
+    run.start()
+    run.until_step(5)
+    address = (run.folder / "lighthouse.address").read_text()
+    os.kill(int((run.folder / "nodes" / "n3" / "host.pid").read_text()), signal.SIGKILL)
+    run.until(lambda: len(run.events(schema.ProcessStarted, process="lighthouse")) == 2, "the next lighthouse")
+    os.kill(run.pid("g1"), signal.SIGKILL)  # who is lost is decided by a lighthouse
+    run.until(lambda: bool(run.events(schema.Rejoined, group="g1")), "the return of g1")
+    assert run.ends() == 0, run.said()
+    assert (run.folder / "lighthouse.address").read_text() == address
+    assert [(e.group, e.whose) for e in run.events(GroupEnded) if e.failure != "finished"] == [("g1", "maybe")]
+    assert {e.step for e in run.events(schema.Finished)} == {1500}

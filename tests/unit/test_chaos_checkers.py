@@ -12,10 +12,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # so that the helper beside it is found
 from event_runs import commit, good_run
 
-from lightkeeper.chaos.checkers import Outcome, Struck, as_dict, check, windows
+from lightkeeper.chaos.checkers import Outcome, Struck, as_dict, check, redone, windows
 from lightkeeper.chaos.faults import FAULTS, OTHER, VICTIM, Plan
 from lightkeeper.events import schema
+from lightkeeper.events.of_checkpoints import CheckpointLoaded, CheckpointSaved
+from lightkeeper.events.of_supervisor import GroupEnded
 from lightkeeper.events.schema import Event, FaultInjected, GroupLost
+from lightkeeper.lighthouse.messages import FIRST_EPOCH
 
 GROUPS = ("g0", "g1", "g2")
 BACK = 15
@@ -211,3 +214,44 @@ def test_a_verdict_for_another_reason_or_about_another_group_is_told() -> None:
     assert failed(outcome(struck_run("freeze-short"), "freeze-short"))["verdict"].endswith("; expected nobody")
     cut = [event for event in struck_run("cut-link") if not isinstance(event, GroupLost)]
     assert "expected network" in failed(outcome(cut, "cut-link"))["verdict"]
+
+
+def judgement(group: str, whose: str, failure: str = "killed") -> GroupEnded:
+    return GroupEnded(group=group, nodes=("n1",), code=137, whose=whose, failure=failure, step=12, reason="x")
+
+
+def test_under_a_supervisor_every_end_must_be_judged_and_no_other() -> None:
+    run = [*struck_run(), judgement("g1", "maybe"), judgement("g0", "nobody", "finished")]
+    assert failed(outcome(run, supervised=True)) == {}
+    assert "nobody ended; expected of g1" in failed(outcome(struck_run(), supervised=True))["attributed"]
+    wrong = [*struck_run(), judgement("g1", "job")]
+    assert "g1: job (killed); expected of g1: maybe or node" in failed(outcome(wrong, supervised=True))["attributed"]
+    more = [*run, judgement("g2", "maybe")]
+    assert "g2: maybe" in failed(outcome(more, supervised=True))["attributed"]
+
+
+def test_a_job_that_began_again_must_have_taken_the_newest_checkpoint() -> None:
+    def told(first: int, loaded: int) -> list[Event]:
+        saved = {
+            "tier": "shared",
+            "path": "p",
+            "bytes": 1,
+            "copy_s": 0.1,
+            "write_s": 0.1,
+            "final": "f",
+            "loaded": False,
+        }
+        read = {"tier": "shared", "path": "p", "bytes": 1, "seconds": 0.1, "compared": True, "restarts": 1}
+        return [
+            *(CheckpointSaved(step=step, wall=20.0, **saved) for step in (10, 20)),  # type: ignore[arg-type]
+            commit("g0", 24, DEAL, 1, wall=30.0),
+            CheckpointLoaded(step=loaded, wall=40.0, **read),  # type: ignore[arg-type]
+            schema.Activated(
+                epoch=3, first_step=first, members=GROUPS, shares=DEAL, cause=f"{FIRST_EPOCH}: x", wall=50.0
+            ),
+        ]
+
+    good = redone("", told(20, 20), told(20, 20))
+    assert good.holds and good.value == 5 and "step 20 of 25" in good.text
+    assert not redone("", told(10, 10), told(10, 10)).holds, "an older one"
+    assert not redone("", told(20, 20), told(20, 20)[:-1]).holds, "it never began"

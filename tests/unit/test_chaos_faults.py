@@ -117,3 +117,13 @@ def test_a_folder_without_a_journal_is_told(tmp_path: Path) -> None:
         journal.begun(tmp_path)
     with pytest.raises(RunFolderError, match="cannot write the journal"):
         journal.Journal(tmp_path / "nowhere", "x", {}, print)
+
+
+def test_a_supervised_soak_does_every_class_once_before_any_comes_again() -> None:
+    classes = {fault.name for fault in FAULTS.values() if fault.soak}
+    assert {"node-kill", "supervisor-kill", "kill-all", "kill", "freeze", "cut-link"} <= classes
+    dues = schedule(60, 3, 60, supervised=True)
+    names = [due.plan.fault.name for due in dues]
+    assert len(names) == 60 and set(names[: len(classes)]) == classes and names != sorted(names)
+    assert dues == schedule(60, 3, 60, supervised=True)
+    assert not any(due.plan.fault.shape.supervised for due in schedule(60, 3, 60)), "no supervisor, no nodes"

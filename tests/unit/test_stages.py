@@ -51,7 +51,7 @@ def test_the_stages_of_a_group_are_those_between_what_was_written_down() -> None
 def test_of_a_whole_job_the_last_group_counts() -> None:
     events = [
         *until_launched("g0"), *until_launched("g1", 1.0),
-        at(108.0, CheckpointLoaded, step=20, tier="shared", path="p", bytes=1, seconds=0.1, compared=True),
+        at(108.0, CheckpointLoaded, step=20, tier="shared", path="p", bytes=1, seconds=0.1, compared=True, restarts=1),
         at(109.0, schema.Joined, "lighthouse"), commit(99.0, "g0", 25), commit(109.5, "g0", 20),
         commit(109.7, "g1", 20),
     ]  # fmt: skip
