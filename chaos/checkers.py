@@ -225,8 +225,11 @@ def back(prefix: str, struck: Struck) -> Check:
 
 
 def attributed(prefix: str, plan: Plan, window: Sequence[Event]) -> Check:
-    """The supervisor has said of the end of each group that was hit whose fault it was, and of no other."""
-    ended = [e for e in pick(window, GroupEnded) if e.failure != "finished"]
+    """The supervisor has said of the end of each group that was hit whose fault it was, and of no other.
+
+    What ends because the run is finished, or because too few were left and the whole job starts again, is nobody's.
+    """
+    ended = [e for e in pick(window, GroupEnded) if e.failure not in ("finished", "quorum", "ended")]
     told = "; ".join(f"{e.group}: {e.whose} ({e.failure})" for e in ended) or "nobody ended"
     wanted = set(plan.expects_lost) | ({plan.victim} if plan.fault.expected.whose == ("nobody",) else set())
     wrong = sorted({e.group for e in ended} ^ wanted)

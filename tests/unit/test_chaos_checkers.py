@@ -232,15 +232,8 @@ def test_under_a_supervisor_every_end_must_be_judged_and_no_other() -> None:
 
 def test_a_job_that_began_again_must_have_taken_the_newest_checkpoint() -> None:
     def told(first: int, loaded: int) -> list[Event]:
-        saved = {
-            "tier": "shared",
-            "path": "p",
-            "bytes": 1,
-            "copy_s": 0.1,
-            "write_s": 0.1,
-            "final": "f",
-            "loaded": False,
-        }
+        saved = {"epoch": 1, "term": 1, "tier": "shared", "path": "p", "bytes": 1, "copy_s": 0.1, "write_s": 0.1}
+        saved |= {"final": "f", "loaded": False}
         read = {"tier": "shared", "path": "p", "bytes": 1, "seconds": 0.1, "compared": True, "restarts": 1}
         return [
             *(CheckpointSaved(step=step, wall=20.0, **saved) for step in (10, 20)),  # type: ignore[arg-type]
