@@ -41,6 +41,7 @@ class End:
         evidence: folder, below the run's.
         confidence: of the verdict, 0 to 1.
         after_s: how long ago its last process ended.
+        unstarted: why a part of it could not be started; "" if all were.
     """
 
     code: int
@@ -57,6 +58,7 @@ class End:
     evidence: str = ""
     confidence: float = 0.0
     after_s: float = 0.0
+    unstarted: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def blame(end: End) -> Blame:
         return Blame("nobody", "quorum", why)
     if end.asked:
         return Blame("nobody", "left", why if end.cause else "it left as asked")
+    if end.unstarted:
+        return Blame("node" if end.node_lost else "nobody", "not started", end.unstarted)
     if end.code == 0:
         return Blame("job", "exit 0", "it ended with 0 before the run was finished")
     if end.code == GAVE_UP:

@@ -32,7 +32,7 @@ lease_s = 2.0
 
 [preflight]                         # of a node, before a group is started there
 enabled = true
-options = ["--only", "memory,disk,limits,matmul,checkpoint"]    # lightkeeper preflight --list names all
+options = ["--only", "memory,disk,limits,matmul,checkpoint,gpus,gpu-processes,gpu-memory,xid"]   # preflight --list
 limit_s = 120.0
 
 [burn_in]                           # of a node in quarantine, before it gets work again

@@ -188,6 +188,17 @@ class Supervisor:
             group.unchecked.discard(name)
         return actions + self._go_on(now)
 
+    def not_checked(self, name: str, group_name: str, now: float) -> list[Action]:
+        """Nothing could be started on a node for its preflight: nobody knows whose fault that is."""
+        group, node = self.groups[group_name], self.nodes[name]
+        node.failures += 1
+        if group.state == CHECKING and name in group.nodes:
+            self._release(group)
+            group.failures += 1
+            self._enter(group, PAUSED, now)
+            group.until = now + max(self.job.budget.pause_s, self.attempts.pause_s(group.failures))
+        return self._go_on(now)
+
     def ended(self, name: str, end: End, now: float) -> list[Action]:
         """A group's start has ended, with all its processes."""
         group = self.groups[name]
@@ -280,6 +291,8 @@ class Supervisor:
             self.nodes[on].strikes += 1
             if self.nodes[on].strikes >= STRIKES_MAX:
                 return self._exclude(on, f"{self.nodes[on].strikes} times: {found.why}", end.evidence)
+        if found.whose == "nobody":
+            return []
         self.attempts.alike(found.kind, end.step, on or "+".join(nodes), start)
         return []
 

@@ -42,14 +42,16 @@ class NodeChecks:
                 self._end(of, name, None)
 
     async def preflight(self, node: str, group: str, start: int) -> tuple[str, str]:
-        """What speaks against a node, "" if nothing does; and where it is written."""
+        """What speaks against a node, "" if nothing does; and where it is written.
+
+        Raises:
+            CannotStart: nothing can be started there, which may be a full disk's fault.
+        """
         log = self._folder / "logs" / f"preflight-{node}-{group}-{start}.log"
         said = log.stat().st_size if log.exists() else 0
         limit_s = self._job.preflight.limit_s
         try:
             code = await self._run(node, f"check-{group}", self._preflight_argv(), log, limit_s)
-        except CannotStart as error:
-            return str(error), ""
         except TimeoutError:
             return f"preflight hung for {limit_s:g} s: do not join", str(log)
         if code == 0:

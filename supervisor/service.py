@@ -9,7 +9,6 @@ import os
 import secrets
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -44,10 +43,10 @@ from lightkeeper.supervisor.lighthouse import LighthouseProcess
 from lightkeeper.supervisor.machine import Supervisor
 from lightkeeper.supervisor.nodechecks import NodeChecks
 from lightkeeper.supervisor.places import AT_WORK
+from lightkeeper.supervisor.requeue import requeue
 from lightkeeper.words import say
 
 TICK_S = 0.5
-REQUEUE_S_MAX = 60.0
 STATE = "supervisor.json"
 GONE_S_MAX = 10.0  # for what is killed at the start to be gone
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
@@ -88,8 +87,10 @@ class Service:
         self._incarnations: dict[str, set[str]] = {}  # by group: all that have said something
         self._former: dict[str, set[str]] = {}  # those that it had when it was started last
         self._lost: dict[str, str] = {}  # nodes, and why
+        self._unstarted: dict[str, str] = {}  # groups, and why a part of them could not be started
         self._checks = NodeChecks(job, folder, cluster, self._environment())
         self._stamp, self._changes = aside.stamp(), 0  # of the quarantine: as it was read, and by us
+        self._keeping = asyncio.Lock()
         self._terms = 0  # how often an operator has asked for an end
         self._over: asyncio.Future[a.Over] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,14 +109,20 @@ class Service:
         threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
         self._spawn(self._hear())
         self._spawn(self._ticks())
+        ends = True
         try:
             await self._do(self._first())
             over = await self._over
+        except Exception as error:
+            ends = isinstance(error, ToldError)
+            if not ends:
+                say("lightkeeper: a bug in the supervisor; the job goes on, and the same command takes it up")
+            raise
         finally:
             self._reading.set()
             for task in list(self._tasks):
                 task.cancel()
-            await self.cluster.close(end=True)
+            await self.cluster.close(end=ends)
         say(f"lightkeeper: {over.reason}")
         return over.code
 
@@ -151,9 +158,14 @@ class Service:
             alive = sorted({name for node, name in running if node in known.get(name, [])})
             say(f"lightkeeper: goes on with what runs already: {', '.join(alive) or 'the lighthouse alone'}")
 
-    def _keep(self) -> None:
-        data = {"machine": self.machine.state(), "began": self._began}
-        write_whole(self.folder / STATE, msgspec.json.encode(data))
+    async def _keep(self) -> None:
+        """For the next supervisor; a disk that is full ends no run."""
+        async with self._keeping:
+            data = msgspec.json.encode({"machine": self.machine.state(), "began": self._began})
+            try:
+                await asyncio.to_thread(write_whole, self.folder / STATE, data)
+            except OSError as error:
+                say(f"lightkeeper: cannot write {self.folder / STATE}: {error.strerror or error}")
 
     def _signalled(self, number: int) -> None:
         notice = number == signal.SIGUSR1
@@ -226,9 +238,10 @@ class Service:
         since, asked = self._began[group], group in self._asked
         self._asked.discard(group)
         end = await asyncio.to_thread(end_of, str(self.folder), group, code, since, lost, asked)
-        end = dataclasses.replace(end, after_s=time.monotonic() - ended_s)
+        unstarted = self._unstarted.pop(group, "")
+        end = dataclasses.replace(end, after_s=time.monotonic() - ended_s, unstarted=unstarted)
         await self._do(self.machine.ended(group, end, time.monotonic()))
-        await asyncio.to_thread(self._keep)
+        await self._keep()
 
     async def _ticks(self) -> None:
         while True:
@@ -282,7 +295,10 @@ class Service:
             elif isinstance(action, a.BurnIn):
                 self._spawn(self._burn_in(action.node))
             elif isinstance(action, a.Requeue):
-                await self._requeue(action.why)
+                if problem := await self._requeue(action.why):
+                    ended = a.Note("run_ended", {"code": 1, "reason": problem})
+                    await self._do([a.Tell("failed", problem), ended, a.Over(1, problem)])
+                    return
             elif isinstance(action, a.Finish):
                 say(f"lightkeeper: {action.group} is ended: {action.why}")
                 for node, name in list(self._running.get(action.group, ())):
@@ -293,9 +309,7 @@ class Service:
                     await self.cluster.signal(node, name, signal.SIGUSR1)
             elif isinstance(action, a.Exclude):
                 say(f"lightkeeper: {action.node} is in quarantine: {action.reason}")
-                self._changes += 1
-                await asyncio.to_thread(self._aside.exclude, action.node, action.reason, action.evidence)
-                self._changes += 1
+                await self._exclude(action)
             elif isinstance(action, a.Tell):
                 await asyncio.to_thread(self._tell, action.kind, action.text, action.evidence)
             elif isinstance(action, a.Note):
@@ -305,6 +319,14 @@ class Service:
                 assert self._over is not None
                 if not self._over.done():
                     self._over.set_result(action)
+
+    async def _exclude(self, action: a.Exclude) -> None:
+        self._changes += 1
+        try:
+            await asyncio.to_thread(self._aside.exclude, action.node, action.reason, action.evidence)
+        except ToldError as error:
+            say(f"lightkeeper: {action.node} gets no work in this run, but {error}")
+        self._changes += 1
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -324,43 +346,36 @@ class Service:
 
     async def _check(self, check: a.Check) -> None:
         start = self.machine.groups[check.group].starts + 1
-        problem, evidence = await self._checks.preflight(check.node, check.group, start)
+        try:
+            problem, evidence = await self._checks.preflight(check.node, check.group, start)
+        except CannotStart as error:
+            say(f"lightkeeper: {error}")
+            await self._do(self.machine.not_checked(check.node, check.group, time.monotonic()))
+            return
         await self._do(self.machine.checked(check.node, check.group, problem, evidence, time.monotonic()))
 
     async def _burn_in(self, node: str) -> None:
-        count, why = await asyncio.to_thread(self._aside.before_burn_in, node)
+        try:
+            count, why = await asyncio.to_thread(self._aside.before_burn_in, node)
+        except ToldError as error:
+            count, why = 0, str(error)
         returns = False
         if not why:
             result = await self._checks.burn_in(node)
-            returns, why = await asyncio.to_thread(self._aside.burned_in, node, result, count)
+            try:
+                returns, why = await asyncio.to_thread(self._aside.burned_in, node, result, count)
+            except ToldError as error:
+                why = str(error)
         await self._do(self.machine.burned_in(node, returns, why, time.monotonic()))
 
-    async def _requeue(self, why: str) -> None:
-        """Puts the run back where it came from; a human is told if that fails."""
-        argv = self.job.requeue
-        if not argv:
-            return
-        log = self.folder / "logs" / "requeue.log"
-        try:
-            with log.open("ab") as output:
-                process = await asyncio.create_subprocess_exec(
-                    *argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-                )
-            code = await asyncio.wait_for(process.wait(), REQUEUE_S_MAX)
-            problem = "" if code == 0 else f"ended with {code}; see {log}"
-        except OSError as error:
-            problem = error.strerror or str(error)
-        except TimeoutError:
-            process.kill()
-            problem = f"did not end within {REQUEUE_S_MAX:g} s"
+    async def _requeue(self, why: str) -> str:
+        """Puts the run back where it came from; why that failed, "" if it did not."""
+        if not self.job.requeue:
+            return ""
+        problem = await requeue(self.job.requeue, self.folder / "logs" / "requeue.log")
         if not problem:
-            say(f"lightkeeper: {shlex.join(argv)}: the run is put back ({why})")
-            return
-        text = f"the run does not go on by itself: {shlex.join(argv)}: {problem}"
-        await asyncio.to_thread(self._tell, "failed", text, "")
-        assert self._over is not None
-        if not self._over.done():
-            self._over.set_result(a.Over(1, text))
+            say(f"lightkeeper: {shlex.join(self.job.requeue)}: the run is put back ({why})")
+        return problem
 
     async def _launch(self, launch: a.Launch) -> None:
         while not self._lighthouse.address:
@@ -369,14 +384,14 @@ class Service:
         self._codes[launch.group] = []
         self._began[launch.group] = time.time()
         self._former[launch.group] = set(self._incarnations.get(launch.group, ()))
-        await asyncio.to_thread(self._keep)
+        await self._keep()
         for rank, node in enumerate(launch.nodes):
             log = self.folder / "logs" / f"launch-{launch.group}-{launch.attempt}-{node}.log"
             argv = launch_argv(self.job, self.folder, self._lighthouse.address, launch.group, rank)
             try:
                 await self.cluster.start(node, launch.group, argv, self._environment(), log)
             except CannotStart as error:
-                say(f"lightkeeper: {error}")
+                self._unstarted[launch.group] = str(error)
                 await self._exited(launch.group, (node, launch.group), None)
 
     def _environment(self) -> dict[str, str]:

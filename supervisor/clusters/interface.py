@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from lightkeeper.errors import ToldError
 
-class CannotStart(Exception):
-    """A process cannot be started on a node; one line says why. The node may be gone."""
+
+class CannotStart(ToldError):
+    """A process cannot be started on a node; one line says why. The node may be gone, or a disk full."""
 
 
 @dataclass(frozen=True)

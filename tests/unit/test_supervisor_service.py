@@ -1,0 +1,249 @@
+"""The supervisor's service over a cluster that starts nothing: what it orders, and what follows when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightkeeper.errors import ToldError, UsageError
+from lightkeeper.events import read_run
+from lightkeeper.events.of_supervisor import GroupEnded, RunEnded
+from lightkeeper.events.schema import Finished
+from lightkeeper.events.writer import EventLog
+from lightkeeper.supervisor.aside import Aside
+from lightkeeper.supervisor.clusters.interface import CannotStart, Exited, Heard, NodeCame, NodeLost
+from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.quarantine_file import QuarantineFile
+from lightkeeper.supervisor.service import Service
+from lightkeeper.supervisor.tables import read_table
+
+WITHIN_S = 20.0
+
+
+class Nodes:
+    """A cluster in memory. `refuses` says why a process cannot be started: node and name in, "" if it can."""
+
+    def __init__(self, running: Sequence[tuple[str, str]] = (), ended: Sequence[Exited] = ()) -> None:
+        self.running, self._ended = set(running), ended
+        self.starts: list[tuple[str, str]] = []
+        self.signals: list[tuple[str, str, int]] = []
+        self.closed: bool | None = None
+        self.refuses: Callable[[str, str], str] = lambda node, name: ""
+
+    async def open(self, heard: Heard) -> list[tuple[str, str]]:
+        self.heard = heard
+        for one in self._ended:
+            heard(one)
+        return sorted(self.running)
+
+    async def start(self, node: str, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        if why := self.refuses(node, name):
+            raise CannotStart(why)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            file.write("lighthouse: listening on 127.0.0.1:1234, term 1\n" if name == "lighthouse" else "")
+        self.starts.append((node, name))
+        self.running.add((node, name))
+
+    async def signal(self, node: str, name: str, number: int) -> None:
+        self.signals.append((node, name, number))
+
+    async def kill(self, node: str, name: str) -> None:
+        if (node, name) in self.running:
+            self.ends(node, name, -9)
+
+    async def close(self, end: bool) -> None:
+        self.closed = end
+
+    def ends(self, node: str, name: str, code: int | None) -> None:
+        self.running.discard((node, name))
+        self.heard(Exited(node, name, code))
+
+    def loses(self, node: str) -> None:
+        self.running = {one for one in self.running if one[0] != node}
+        self.heard(NodeLost(node, "gone"))
+
+
+class Job:
+    """One supervised job of two groups on three nodes."""
+
+    def __init__(self, folder: Path, nodes: Nodes | None = None, **more: Any) -> None:
+        table = {
+            "name": "j", "command": ["t.py"], "groups": 2, "cluster": {"nodes": 3}, "preflight": {"enabled": False},
+            "burn_in": {"enabled": False}, **more,
+        }  # fmt: skip
+        self.folder, self.nodes = folder, nodes or Nodes()
+        self.told: list[tuple[str, str]] = []
+        self.aside = Aside(QuarantineFile(folder / "quarantine.json"), "j")
+        self.file = read_table(JobFile, table, "job.toml")
+
+    def run(self, meanwhile: Callable[[Job], Awaitable[None]]) -> int:
+        """Runs the supervisor, and beside it what a test does."""
+
+        async def both() -> int:
+            self.service = Service(
+                self.file,
+                self.folder,
+                self.nodes,
+                self.file.nodes,
+                self.aside,
+                lambda k, t, e: self.told.append((k, t)),
+            )
+            run = asyncio.create_task(self.service.run())
+            doing = asyncio.ensure_future(meanwhile(self))
+            await asyncio.wait([run, doing], return_when=asyncio.FIRST_COMPLETED, timeout=WITHIN_S)
+            if doing.done():
+                await doing
+            doing.cancel()
+            return await asyncio.wait_for(run, WITHIN_S)
+
+        return asyncio.run(both())
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await asyncio.sleep(0.01)
+
+    async def until_started(self, *wanted: tuple[str, str]) -> None:
+        await self.until(lambda: set(wanted) <= set(self.nodes.starts))
+
+    def finish(self) -> None:
+        """All that runs ends well, the run being finished."""
+        for node, name in sorted(self.nodes.running):
+            if name != "lighthouse":
+                EventLog(self.folder, f"rank {name}/0", job="j", group=name, incarnation="i").write(Finished(step=9))
+                self.nodes.ends(node, name, 0)
+
+    def judged(self) -> list[tuple[str, str, str]]:
+        events = read_run(self.folder).events
+        return [(e.group, e.whose, e.failure) for e in events if isinstance(e, GroupEnded)]
+
+
+def test_a_group_whose_node_is_lost_goes_to_another_and_the_lighthouse_too(tmp_path: Path) -> None:
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n2", "lighthouse"), ("n0", "g0"), ("n1", "g1"))
+        job.nodes.loses("n2")
+        await job.until_started(("n1", "lighthouse"))
+        job.nodes.heard(NodeCame("n2"))
+        job.nodes.loses("n0")
+        await job.until_started(("n2", "g0"))
+        job.finish()
+
+    job = Job(tmp_path)
+    assert job.run(meanwhile) == 0 and job.nodes.closed is True
+    assert job.judged()[0] == ("g0", "node", "node lost") and ("quarantine", "n0: n0: gone") in job.told
+    assert job.aside.excluded(["n0", "n1", "n2"]).keys() == {"n0"}
+
+
+def test_a_quarantine_that_cannot_be_written_ends_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        (tmp_path / "quarantine.json").mkdir()
+        job.nodes.loses("n0")
+        await job.until_started(("n2", "g0"))
+        (tmp_path / "quarantine.json").rmdir()
+        job.finish()
+
+    assert Job(tmp_path).run(meanwhile) == 0
+    assert "n0 gets no work in this run, but " in capfd.readouterr().err
+
+
+def test_what_cannot_be_started_is_tried_again_and_blames_no_node(tmp_path: Path) -> None:
+    async def meanwhile(job: Job) -> None:
+        full = {"n0", "n1", "n2"}
+        job.nodes.refuses = lambda node, name: "No space left on device" if node in full and name == "g1" else ""
+        await job.until(lambda: len(job.judged()) >= 3)
+        full.clear()
+        await job.until(lambda: any(name == "g1" for _, name in job.nodes.starts))
+        job.finish()
+
+    job = Job(tmp_path, budget={"pause_s": 0.1, "without_progress": 99})
+    assert job.run(meanwhile) == 0
+    assert set(job.judged()) - {("g0", "nobody", "finished"), ("g1", "nobody", "finished")} == {
+        ("g1", "nobody", "not started")
+    }
+    assert not job.aside.excluded(["n0", "n1", "n2"]) and not job.told[:-1]
+
+
+def test_what_has_ended_while_nobody_was_there_is_judged(tmp_path: Path) -> None:
+    async def first(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        await asyncio.sleep(0.1)
+        raise KeyError("a bug")
+
+    async def second(job: Job) -> None:
+        await job.until_started(("n2", "g1"))
+        job.finish()
+
+    job = Job(tmp_path)
+    with pytest.raises(KeyError):
+        job.run(first)
+    ended = Exited("n1", "g1", 137)
+    later = Job(tmp_path, Nodes([("n0", "g0"), ("n2", "lighthouse"), ("n1", "stranger")], [ended]))
+    assert later.run(second) == 0
+    assert later.judged()[0] == ("g1", "maybe", "exit 137")
+    assert ("n0", "g0") not in later.nodes.starts and ("n2", "lighthouse") not in later.nodes.starts
+    assert ("n1", "stranger") not in later.nodes.running
+
+
+def test_a_bug_in_the_supervisor_leaves_the_job_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        monkeypatch.setattr(job.service.machine, "tick", lambda now: 1 / 0)
+        await asyncio.sleep(WITHIN_S)
+
+    job = Job(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        job.run(meanwhile)
+    assert job.nodes.closed is False and ("n0", "g0") in job.nodes.running
+
+
+def test_a_lighthouse_that_never_comes_up_ends_it_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightkeeper.supervisor.lighthouse.PAUSE_S", 0.01)
+
+    async def meanwhile(job: Job) -> None:
+        await asyncio.sleep(WITHIN_S)
+
+    nodes = Nodes()
+    nodes.refuses = lambda node, name: "no" if name == "lighthouse" else ""
+    with pytest.raises(ToldError, match="the lighthouse does not come up"):
+        Job(tmp_path, nodes).run(meanwhile)
+    assert nodes.closed is True
+
+
+def test_a_second_word_of_an_operator_ends_it_at_once(tmp_path: Path) -> None:
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        signal.raise_signal(signal.SIGTERM)
+        await job.until(lambda: len(job.nodes.signals) == 2)
+        signal.raise_signal(signal.SIGTERM)
+
+    job = Job(tmp_path)
+    assert job.run(meanwhile) == 128 + signal.SIGTERM
+    assert {name for _, name, number in job.nodes.signals if number == signal.SIGUSR1} == {"g0", "g1"}
+
+
+def test_a_requeue_that_fails_is_told_and_is_the_exit_code(tmp_path: Path) -> None:
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        signal.raise_signal(signal.SIGUSR1)
+        await job.until(lambda: len(job.nodes.signals) == 2)
+        for node, name in (("n0", "g0"), ("n1", "g1")):
+            job.nodes.ends(node, name, 0)
+
+    job = Job(tmp_path, requeue=["sh", "-c", "exit 3"])
+    assert job.run(meanwhile) == 1
+    (told,) = job.told
+    assert told[0] == "failed" and "the run does not go on by itself: sh -c 'exit 3': ended with 3" in told[1]
+    assert sorted(job.judged()) == [("g0", "nobody", "left"), ("g1", "nobody", "left")]
+    assert [e.code for e in read_run(tmp_path).events if isinstance(e, RunEnded)] == [1]
+
+
+def test_who_holds_the_quarantine_wrong_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "quarantine.json").write_text("{")
+    with pytest.raises(UsageError, match=r"quarantine\.json"):
+        Job(tmp_path).run(lambda job: asyncio.sleep(0))
