@@ -245,6 +245,8 @@ ACTS = {
     "freeze-agent": Act(AGENT, freeze_of(AGENT), thaw),
     "freeze-short": Act("group {group}", freeze_shortly, thaw),
     "cut-link": Act("link {group}-{other}", cut_link),
+    "lighthouse-freeze": Act(LIGHTHOUSE, freeze_of(LIGHTHOUSE)),
+    "freeze-for-good": Act("group {group}", freeze_tree),
     "lighthouse-kill": Act(LIGHTHOUSE, kill_of(LIGHTHOUSE)),
     "manager-kill": Act(MANAGER, kill_of(MANAGER)),
     "agent-kill": Act(AGENT, kill_of(AGENT)),

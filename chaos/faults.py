@@ -243,6 +243,14 @@ _ALL = (
         act="supervisor-kill", soak=True, hits=(),
     ),
     Fault(
+        "freeze-for-good", "SIGSTOP of a manager and all its ranks, which nobody thaws: they are ended", SILENT, RUN,
+        act="freeze-for-good", soak=True,
+    ),
+    Fault(
+        "lighthouse-freeze", "SIGSTOP of the lighthouse: it is ended and started again", NOBODY, RUN,
+        act="lighthouse-freeze", soak=True, hits=(),
+    ),
+    Fault(
         "stall", "a trainer stands still in its step while the others wait for it", STUCK, RUN, act="stall", soak=True,
     ),
     Fault(

@@ -186,7 +186,7 @@ class Striker:
         if plan.fault.act == "supervisor-kill":
             assert isinstance(job, Supervised)
             self._journal.write("started", job.start_supervisor())
-        if plan.fault.act == "lighthouse-kill":
+        if plan.fault.act.startswith("lighthouse-"):
             self._journal.write("started", job.restart_lighthouse())
         while self._killed:
             name = self._killed.pop()

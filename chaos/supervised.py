@@ -31,7 +31,7 @@ from lightkeeper.chaos.watched import (
     TOY,
     Watched,
 )
-from lightkeeper.manager.processes import die_with_parent
+from lightkeeper.manager.processes import die_with_parent, is_stopped
 
 SAVE_EVERY = 20  # steps
 NODES_EACH = 4  # for each group: those that are suspected twice, and then burned in, are out for a while
@@ -141,7 +141,7 @@ class Supervised(Watched):
 
     def _has_lighthouse(self) -> bool:
         try:
-            return bool(self.processes.pid("lighthouse"))
+            return not is_stopped(self.processes.pid("lighthouse"))
         except NotHere:
             return False
 

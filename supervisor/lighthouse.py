@@ -21,6 +21,7 @@ LISTENS_S_MAX = 60.0
 FIRST_TRIES_MAX = 3  # before it has ever listened
 PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
 LOOK_S = 0.05
+PROBE_S, MISSED_MAX = 3.0, 3  # so many calls in a row of 5 s each
 
 
 class LighthouseProcess:
@@ -28,6 +29,8 @@ class LighthouseProcess:
 
     Args:
         said: what the job file says of it.
+        job: the job's id.
+        token: the job's.
         folder: of the run.
         cluster: where it runs.
         environment: of its process.
@@ -35,8 +38,10 @@ class LighthouseProcess:
     """
 
     def __init__(
-        self, said: Lighthouse, folder: Path, cluster: Cluster, environment: Mapping[str, str], node: Callable[[], str]
-    ) -> None:
+        self, said: Lighthouse, job: str, token: str, folder: Path, cluster: Cluster, environment: Mapping[str, str],
+        node: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self._job, self._token = job, token
         self._said, self._folder, self._cluster = said, folder, cluster
         self._environment, self._pick = environment, node
         self.address = said.address  # "" while there is none
@@ -55,6 +60,30 @@ class LighthouseProcess:
     def ended(self) -> None:
         """It is not there any more."""
         self.address, self.node = self._said.address, ""
+
+    async def mind(self) -> None:
+        """Ends one that runs and does not answer, time after time: it is started again, with its log."""
+        missed = 0
+        while True:
+            await asyncio.sleep(PROBE_S)
+            address, node = self.address, self.node
+            if not (address and node and self.own):
+                missed = 0
+                continue
+            silent = await asyncio.to_thread(self._silent, address)
+            missed = missed + 1 if silent and (address, node) == (self.address, self.node) else 0
+            if missed >= MISSED_MAX:
+                say(f"lightkeeper: the lighthouse does not answer ({silent}): it is ended, and started again")
+                await self._cluster.kill(node, NAME)
+                missed = 0
+
+    def _silent(self, address: str) -> str:
+        """Why nobody answers there; "" if somebody does. Takes up to 5 s."""
+        from lightkeeper.cli.calls import call
+        from lightkeeper.protos import lighthouse_pb2
+
+        said = call("Lighthouse", "Status", address, lighthouse_pb2.StatusRequest(), self._job, self._token)
+        return said.details or said.code if said.nobody else ""
 
     async def start(self) -> None:
         """Returns once it listens, however long that takes: groups train on meanwhile.

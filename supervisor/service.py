@@ -78,7 +78,7 @@ class Service:
         self._log.write(ProcessStarted(command=shlex.join(sys.argv)))
         self._token = _token(folder)
         self._lighthouse = LighthouseProcess(
-            job.lighthouse, folder, cluster, self._environment(), self._node_for_lighthouse
+            job.lighthouse, job.name, self._token, folder, cluster, self._environment(), self._node_for_lighthouse
         )
         self._running: dict[str, set[tuple[str, str]]] = {}  # by group: its processes, node and name
         self._codes: dict[str, list[int | None]] = {}
@@ -109,6 +109,7 @@ class Service:
         threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
         self._spawn(self._hear())
         self._spawn(self._ticks())
+        self._spawn(self._lighthouse.mind())
         ends = True
         try:
             await self._do(self._first())

@@ -247,3 +247,20 @@ def test_who_holds_the_quarantine_wrong_is_told_at_the_start(tmp_path: Path) -> 
     (tmp_path / "quarantine.json").write_text("{")
     with pytest.raises(UsageError, match=r"quarantine\.json"):
         Job(tmp_path).run(lambda job: asyncio.sleep(0))
+
+
+def test_a_lighthouse_that_does_not_answer_is_ended_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightkeeper.supervisor.lighthouse.PROBE_S", 0.01)
+    answers = iter([False, False, True, False, False, False])  # one that was only slow is left alone
+    silent = lambda self, address: "" if next(answers, True) else "DEADLINE_EXCEEDED"  # noqa: E731
+    monkeypatch.setattr("lightkeeper.supervisor.lighthouse.LighthouseProcess._silent", silent)
+
+    async def meanwhile(job: Job) -> None:
+        await job.until(lambda: job.nodes.starts.count(("n2", "lighthouse")) == 2)
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        assert next(answers, None) is None, "it was not ended before"
+        job.finish()
+
+    assert Job(tmp_path).run(meanwhile) == 0
