@@ -117,6 +117,8 @@ class Fault:
 
 
 SEEN = ("manager", "stream")
+FEW = (*SEEN, "lease")  # when too few are left to go on, a lease is waited for
+OF_RETURN = 60.0  # when nobody is left, nobody waits, and the lighthouse may say it only when they come again
 BEATS = 40.0  # until a node that does not answer is given up
 NOBODY = Expected(lost=(), none=("group_lost", "fenced"))
 FROZEN = Expected(by=("frozen",), within_s=OF_LEASE, verdict=("frozen",), kinds=("fenced",))
@@ -259,11 +261,11 @@ _ALL = (
     ),
     Fault(
         "kill-two", "SIGKILL of two groups of three at one moment: fewer are left than the job's minimum",
-        Expected(lost=(VICTIM, OTHER), by=SEEN), RUN, act="kill-group", soak=True, hits=(VICTIM, OTHER),
+        Expected(lost=(VICTIM, OTHER), by=FEW, within_s=OF_LEASE), RUN, act="kill-group", soak=True, hits=(VICTIM, OTHER),
     ),
     Fault(
         "kill-all", "SIGKILL of all groups at one moment: the run goes on from its newest checkpoint",
-        Expected(lost=(VICTIM, OTHER, THIRD), by=SEEN, back_to_disk=True), RUN, act="kill-group", soak=True,
+        Expected(lost=(VICTIM, OTHER, THIRD), by=FEW, within_s=OF_RETURN, back_to_disk=True), RUN, act="kill-group", soak=True,
         hits=(VICTIM, OTHER, THIRD),
     ),
 )  # fmt: skip
