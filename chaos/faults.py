@@ -261,12 +261,13 @@ _ALL = (
     ),
     Fault(
         "kill-two", "SIGKILL of two groups of three at one moment: fewer are left than the job's minimum",
-        Expected(lost=(VICTIM, OTHER), by=FEW, within_s=OF_LEASE), RUN, act="kill-group", soak=True, hits=(VICTIM, OTHER),
+        Expected(lost=(VICTIM, OTHER), by=FEW, within_s=OF_LEASE), RUN, act="kill-group", soak=True,
+        hits=(VICTIM, OTHER),
     ),
     Fault(
         "kill-all", "SIGKILL of all groups at one moment: the run goes on from its newest checkpoint",
-        Expected(lost=(VICTIM, OTHER, THIRD), by=FEW, within_s=OF_RETURN, back_to_disk=True), RUN, act="kill-group", soak=True,
-        hits=(VICTIM, OTHER, THIRD),
+        Expected(lost=(VICTIM, OTHER, THIRD), by=FEW, within_s=OF_RETURN, back_to_disk=True), RUN, act="kill-group",
+        soak=True, hits=(VICTIM, OTHER, THIRD),
     ),
 )  # fmt: skip
 FAULTS = {fault.name: fault for fault in _ALL}
