@@ -77,6 +77,6 @@ def _between(begin: float, moments: Mapping[str, float]) -> dict[str, float]:
     """Seconds from each moment to the next, and of all."""
     seconds, before = {}, begin
     for stage, moment in moments.items():
-        seconds[stage] = round(moment - before, 3)
+        seconds[stage] = round(moment - before, 3) + 0.0  # no -0.0
         before = moment
     return {**seconds, "all": round(before - begin, 3)}

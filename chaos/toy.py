@@ -47,9 +47,6 @@ def main() -> None:
     if options.takes_orders:
         for number in (STALL, RAISE):
             signal.signal(number, lambda number, _: orders.append(number))
-    if options.moments is not None:
-        group = os.environ["LIGHTKEEPER_GROUP"]
-        (options.moments / f"imported-{group}-{os.getpid()}").write_text(str(time.time()))
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     model: nn.Module = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH)))
@@ -57,6 +54,10 @@ def main() -> None:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if options.moments is not None:
+        assert lightkeeper.Checkpoints  # what it imports is imported now; an optimizer imports most of it too
+        group = os.environ["LIGHTKEEPER_GROUP"]
+        (options.moments / f"imported-{group}-{os.getpid()}").write_text(str(time.time()))
     manager = lightkeeper.Manager(model, optimizer, seed=options.seed, extras={"loss": (), "stop": ()})
     if options.checkpoints is not None:
         checkpoints = lightkeeper.Checkpoints(manager, options.checkpoints, every=options.every)

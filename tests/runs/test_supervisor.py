@@ -248,3 +248,15 @@ def test_the_lighthouse_comes_back_at_its_address_when_its_node_is_lost(run: Run
     assert (run.folder / "lighthouse.address").read_text() == address
     assert [(e.group, e.whose) for e in run.events(GroupEnded) if e.failure != "finished"] == [("g1", "maybe")]
     assert {e.step for e in run.events(schema.Finished)} == {1500}
+
+
+def test_a_launcher_may_start_its_group_again_where_it_was(run: Run) -> None:
+    run.write(steps=1500, budget="in_place = 2")
+    run.start()
+    run.until_step(5)
+    os.kill(run.pid("g1"), signal.SIGKILL)
+    run.until(lambda: bool(run.events(schema.Rejoined, group="g1")), "the return of g1")
+    assert run.ends() == 0, run.said()
+    assert [e.nodes for e in run.events(GroupStarted, group="g1")] == [("n1",)], "no start of the supervisor's"
+    assert {e.failure for e in run.events(GroupEnded)} == {"finished"}
+    assert {e.step for e in run.events(schema.Finished)} == {1500}
