@@ -48,30 +48,18 @@ class Ending:
 
 
 def newest_run(events: Sequence[Event]) -> tuple[list[Event], int]:
-    """The events of the last run, and how many runs the folder holds.
+    """The events since the job began last, and how often it has begun in this folder.
 
-    A job that is begun anew has a first epoch again, with new incarnations of its groups. What earlier ones still say
-    afterwards, and what the lighthouse said before, is not of the last run.
+    A job that is begun anew, by a person or by a supervisor that starts all groups again, has a first epoch again, with
+    new incarnations of its groups. What earlier ones still say afterwards, and what the lighthouse said before, is not
+    of the last run.
     """
-    firsts = [
-        (i, event)
-        for i, event in enumerate(events)
-        if isinstance(event, Activated) and event.cause.startswith(FIRST_EPOCH)
-    ]
-    starts: list[int] = []
-    members: dict[str, str] = {}
-    name: tuple[int, int] | None = None
-    for i, event in firsts:
-        other = bool(event.group) and members.get(event.group, event.incarnation) != event.incarnation
-        if (event.epoch, event.term) != name or other:
-            starts.append(i)
-            members, name = {}, (event.epoch, event.term)
-        if event.group:
-            members[event.group] = event.incarnation
+    starts = _first_epochs(events)
     if len(starts) < 2:
         return list(events), len(starts) or 1
-    begun = starts[-1]
-    start = next(i for i, event in enumerate(events) if i == begun or members.get(event.group, "") == event.incarnation)
+    begun, members = starts[-1]
+    own = set(members.items())
+    start = next(i for i, event in enumerate(events) if i == begun or (event.group, event.incarnation) in own)
     former = {(event.group, event.incarnation) for event in events[:start] if event.incarnation}
     kept = [
         event
@@ -79,6 +67,34 @@ def newest_run(events: Sequence[Event]) -> tuple[list[Event], int]:
         if ((event.group, event.incarnation) not in former if event.incarnation else i >= begun)
     ]
     return kept, len(starts)
+
+
+def runs(events: Sequence[Event]) -> list[list[Event]]:
+    """All runs of the folder, each as `newest_run` has it, the first one first."""
+    rest, found = list(events), list[list[Event]]()
+    for _ in range(newest_run(events)[1] - 1):
+        kept, _ = newest_run(rest)
+        found.append(kept)
+        own = set(map(id, kept))
+        rest = [event for event in rest if id(event) not in own]
+    return [rest, *reversed(found)]
+
+
+def _first_epochs(events: Sequence[Event]) -> list[tuple[int, dict[str, str]]]:
+    """Where in the log the job begins, each time, and the incarnations of its members there."""
+    starts: list[tuple[int, dict[str, str]]] = []
+    name: tuple[int, int] | None = None
+    for i, event in enumerate(events):
+        if not isinstance(event, Activated) or not event.cause.startswith(FIRST_EPOCH):
+            continue
+        members = starts[-1][1] if starts else {}
+        other = bool(event.group) and members.get(event.group, event.incarnation) != event.incarnation
+        if (event.epoch, event.term) != name or other:
+            members, name = {}, (event.epoch, event.term)
+            starts.append((i, members))
+        if event.group:
+            members[event.group] = event.incarnation
+    return starts
 
 
 @dataclass

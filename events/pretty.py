@@ -71,14 +71,16 @@ def summary_lines(events: Sequence[Event]) -> tuple[list[str], bool]:
     Returns:
         The lines, and whether every rule that applies holds and the run did not end without finishing.
     """
-    events, runs = ending.newest_run(events)
+    events, starts = ending.newest_run(events)
     end = ending.ending(events)
     faulty = bool(lineage.pick(events, FaultInjected))
     settled = None if end.finished else lineage.settled_steps(events)
     lines = []
-    if runs > 1:
+    if starts > 1:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(events[0].wall))
-        lines.append(_row("runs", "", "", f"{runs} runs in this folder; judged: the last, since {since}"))
+        lines.append(
+            _row("runs", "", "", f"the job began {starts} times in this folder; judged: since the last, {since}")
+        )
     if not end.finished:
         text = f"{end.words or 'has not ended'}; {settled} steps are settled"
         lines.append(_row("the run", "" if end.well else "no", "", text))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from lightkeeper.events.advice import advice, and_go_on
-from lightkeeper.events.ending import newest_run
+from lightkeeper.events.ending import runs
 from lightkeeper.events.incidents import Cluster, clusters
 from lightkeeper.events.lineage import lineage, pick
 from lightkeeper.events.outcome import Cost, costs, what_was_done
@@ -104,12 +104,16 @@ def incidents(events: Sequence[Event]) -> list[Incident]:
     """All incidents of a run, in the order in which they began.
 
     Args:
-        events: the run, in order; of several runs in one folder the last is judged.
+        events: the run, in order; several runs in one folder are judged each by itself.
 
     Returns:
         One verdict each; slow groups are incidents of their own.
     """
-    events, _ = newest_run(events)
+    return [incident for own in runs(events) for incident in _incidents(own)]
+
+
+def _incidents(events: Sequence[Event]) -> list[Incident]:
+    """Of one run."""
     line = lineage(events)
     judged = [_judge(cluster, events, line.epoch_of) for cluster in clusters(events)]
     return sorted([*judged, *_slow(events)], key=lambda incident: incident.culprit.since)

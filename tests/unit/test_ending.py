@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -108,9 +109,28 @@ def test_of_two_runs_in_a_folder_the_last_one_is_judged() -> None:
         assert (kept, runs) == ([*joins, *second], 2)
         lines, holds = pretty.summary_lines(events)
         assert holds, lines
-        assert row(lines, "runs").startswith("2 runs in this folder; judged: the last, since ")
+        assert row(lines, "runs").startswith("the job began 2 times in this folder; judged: since the last, ")
         assert row(lines, "the run") == "has not ended; 4 steps are settled"
     assert not pretty.summary_lines(first)[1], "the first run is not as it should be"
+
+
+def test_what_no_group_says_before_the_first_run_is_not_of_the_last_one() -> None:
+    """The lighthouse and the supervisor write before any group does, and of none."""
+    begin = schema.ProcessStarted(process="supervisor", wall=-1.0)
+    first, second = quiet_run(), quiet_run(4, "2", 2, at_s=100.0)
+    again = schema.ProcessStarted(process="supervisor", wall=99.0)
+    events = [begin, *first, again, *second]
+    assert ending.newest_run(events) == (second, 2)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(100.0))
+    assert row(pretty.summary_lines(events)[0], "runs").endswith(f"since the last, {since}")
+
+
+def test_each_run_of_a_folder_has_its_own_events() -> None:
+    each = [quiet_run(), quiet_run(4, "2", 2, at_s=100.0), quiet_run(3, "3", 3, at_s=200.0)]
+    late = GroupLost(group="g1", incarnation="g1-1", cause="x", detected_by="stream", process="lighthouse")
+    assert ending.runs([*each[0], *each[1], late, *each[2]]) == [[*each[0], late], *each[1:]]
+    assert ending.runs(each[0]) == each[:1]
+    assert ending.runs([]) == [[]]
 
 
 def test_a_run_that_has_only_begun_breaks_no_rule_yet() -> None:

@@ -546,6 +546,18 @@ def test_a_joiner_that_dies_is_an_incident_that_nobody_recovers_from() -> None:
     assert found[1].done == ("nothing yet: it is not over",)
 
 
+def test_what_befell_the_job_before_it_began_again_is_still_told() -> None:
+    """All groups were started again, for want of groups: who was lost is in the run before."""
+    again = [
+        of(Activated, 9, g, incarnation=f"{g}-2", epoch=7, first_step=10, members=ALL, cause="first epoch of the job")
+        for g in ALL
+    ]
+    before = [*start(), lost(1.0, "g1", KILLED, "manager")]
+    assert [one.culprit.group for one in incidents([*before, *again])] == ["g1"]
+    later = of(GroupLost, 12, "g0", incarnation="g0-2", cause=KILLED, detected_by="manager")
+    assert [one.culprit.group for one in incidents([*before, *again, later])] == ["g1", "g0"]
+
+
 def test_a_stuck_rank_that_goes_on_by_itself_is_over() -> None:
     went_on = of(Committed, 30, "g1", step=12, epoch=1, rank=1)
     found = incidents([*start(), of(Stuck, 20, "g1", **STUCK), went_on, lost(50, "g2", KILLED, "manager")])
