@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lightkeeper.events.lineage import pick
+from lightkeeper.events.of_supervisor import RunEnded
 from lightkeeper.events.schema import (
     Activated,
     Event,
@@ -13,6 +14,7 @@ from lightkeeper.events.schema import (
     GroupLost,
     JobStopped,
     ProcessEnded,
+    ProcessStarted,
     ReduceFailed,
 )
 from lightkeeper.lighthouse.messages import FIRST_EPOCH
@@ -135,7 +137,7 @@ def ending(events: Sequence[Event]) -> Ending:
     if stops and stops[-1].ok:
         return Ending(True, words=f"was ended on request: {stops[-1].reason}")
     if not stops and (not members or not all(told.values()) or len(broken_off) == len(members)):
-        return Ending(False)
+        return _by_the_supervisor(events)
     each: dict[str, list[str]] = {}
     for name, how in told.items():
         if how:
@@ -145,6 +147,16 @@ def ending(events: Sequence[Event]) -> Ending:
         return Ending(True, words=f"was ended on request: {words}")
     reason = stops[-1].reason if stops else words
     return Ending(True, well=False, words=f"ended without finishing: {reason}", broken_off=broken_off)
+
+
+def _by_the_supervisor(events: Sequence[Event]) -> Ending:
+    """What the last supervisor said at its end, if it has ended: its groups may never have become members."""
+    own = [event for event in events if isinstance(event, RunEnded | ProcessStarted) and event.process == "supervisor"]
+    if not own or not isinstance(own[-1], RunEnded):
+        return Ending(False)
+    if own[-1].code:
+        return Ending(True, well=False, words=f"ended without finishing: {own[-1].reason}")
+    return Ending(True, words=f"was ended on request: {own[-1].reason}")
 
 
 def _ends(events: Sequence[Event]) -> _Ends:

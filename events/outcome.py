@@ -8,6 +8,7 @@ from statistics import median
 
 from lightkeeper.events.incidents import Cluster
 from lightkeeper.events.lineage import pick
+from lightkeeper.events.of_supervisor import JobRestarts, RunEnded, RunFailed
 from lightkeeper.events.reader import seconds_between
 from lightkeeper.events.schema import (
     Committed,
@@ -75,8 +76,20 @@ def what_was_done(cluster: Cluster, events: Sequence[Event], guilty: set[str], a
     elif stops:
         done.append(f"the job stopped: {stops[0] if all_alike else _stopped_for(cluster, stops[0])}")
     elif activated is None and not cluster.closed:
-        done.append("nothing yet: it is not over")
+        done.append(_by_the_supervisor(events[cluster.start :]) or "nothing yet: it is not over")
     return tuple(done)
+
+
+def _by_the_supervisor(after: Sequence[Event]) -> str:
+    """What the supervisor did first: it began the whole job again, or ended the run; empty if neither."""
+    for event in after:
+        if isinstance(event, JobRestarts):
+            return f"the whole job was started again: {event.reason}"
+        if isinstance(event, RunFailed):
+            return f"the run failed: {event.reason}"
+        if isinstance(event, RunEnded):
+            return f"the run ended (exit code {event.code}): {event.reason}"
+    return ""
 
 
 def _stopped_for(cluster: Cluster, reason: str) -> str:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from event_runs import DEAL, STEPS, good_run, swap
 
 from lightkeeper.events import ending, pretty, schema, summary
+from lightkeeper.events.of_supervisor import RunEnded
 from lightkeeper.events.schema import Activated, Committed, Event, FaultInjected, GroupLost, ProcessEnded
 from lightkeeper.lighthouse.messages import FIRST_EPOCH
 
@@ -87,6 +88,17 @@ def test_a_job_that_stopped_for_a_cause_has_not_ended_well() -> None:
     lines, holds = pretty.summary_lines([*quiet_run(), stop])
     assert not holds
     assert "ended without finishing: 3 recoveries in a row without a commit" in row(lines, "the run")
+
+
+def test_a_supervised_run_that_never_began_has_ended_as_its_supervisor_says() -> None:
+    begun = schema.ProcessStarted(process="supervisor")
+    failed = RunEnded(process="supervisor", code=1, reason="6 attempts in a row")
+    assert ending.ending([begun]) == ending.ending([begun, failed, begun]) == ending.Ending(False)
+    assert ending.ending([begun, failed]) == ending.Ending(
+        True, well=False, words="ended without finishing: 6 attempts in a row"
+    )
+    asked = RunEnded(process="supervisor", code=0, reason="stopped as asked (SIGTERM)")
+    assert ending.ending([begun, asked]) == ending.Ending(True, words=f"was ended on request: {asked.reason}")
 
 
 def test_a_run_with_its_last_step_is_judged_to_its_end() -> None:

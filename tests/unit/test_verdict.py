@@ -16,6 +16,7 @@ from event_runs import good_run, returning_run
 from lightkeeper.cli.app import run
 from lightkeeper.errors import UsageError
 from lightkeeper.events import EventLog, why
+from lightkeeper.events.of_supervisor import JobRestarts, RunEnded, RunFailed
 from lightkeeper.events.schema import (
     Activated,
     Committed,
@@ -544,6 +545,27 @@ def test_a_joiner_that_dies_is_an_incident_that_nobody_recovers_from() -> None:
     )
     assert [incident.culprit.group for incident in found] == ["g7", "g1"]
     assert found[1].done == ("nothing yet: it is not over",)
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ([(RunFailed, {"failure": "budget", "reason": "6 attempts"}), (RunEnded, {"code": 1, "reason": "6 attempts"})],
+         "the run failed: 6 attempts"),
+        ([(RunEnded, {"code": 0, "reason": "stopped as asked (SIGTERM)"})],
+         "the run ended (exit code 0): stopped as asked (SIGTERM)"),
+        ([(JobRestarts, {"number": 1, "step": 12, "reason": "all died"}), (RunEnded, {"code": 0, "reason": "x"})],
+         "the whole job was started again: all died"),
+    ],
+)  # fmt: skip
+def test_what_the_supervisor_did_is_told_where_no_member_went_on(
+    ends: list[tuple[type[Event], dict[str, object]]], told: str
+) -> None:
+    before = of(RunEnded, 0.1, code=0, reason="an earlier one")
+    events = [*start(), before, lost(1.0, "g1", KILLED, "manager")]
+    assert incidents(events)[0].done == ("nothing yet: it is not over",)
+    (incident,) = incidents([*events, *(of(kind, 2.0 + i, **fields) for i, (kind, fields) in enumerate(ends))])
+    assert incident.done == (told,)
 
 
 def test_what_befell_the_job_before_it_began_again_is_still_told() -> None:
