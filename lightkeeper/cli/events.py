@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 FOLDER_S_MAX = 10.0
 RULE_BROKEN = 1
+_SECONDS = re.compile(r"\d+(\.\d+)? s\b")  # also in words: "rank 0 compute of step 12 for 1.9 s"
 
 
 def command(
@@ -28,7 +30,9 @@ def command(
     without: Annotated[
         list[str] | None, typer.Option("--except", help="Not this kind, e.g. committed; may be repeated.")
     ] = None,
-    brief: Annotated[bool, typer.Option("--brief", help="Without the steps: --except committed.")] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Without the steps, and who waits once, not every second.")
+    ] = False,
     group: Annotated[str, typer.Option(help="Only events about this group.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the lines as JSON, merged by time.")] = False,
     summary: Annotated[
@@ -47,8 +51,12 @@ def command(
         raise UsageError("--summary is of what is written so far: it does not go with --follow")
     hidden = {*(without or []), *(["committed"] if brief else [])}
 
+    repeated = _Repeated()
+
     def show(event: Event) -> None:
         shown = kind_of(event)
+        if brief and repeated.says(event):
+            return
         if (not kind or shown in kind) and shown not in hidden and (not group or event.group == group):
             sys.stdout.write((json_line(event) if json else line(event)) + "\n")
 
@@ -68,6 +76,21 @@ def command(
     for text in torn_lines(log.torn):
         print(f"lightkeeper: {text}", file=sys.stderr)
     return 0 if holds else RULE_BROKEN
+
+
+class _Repeated:
+    """Whether a process waits for what it said it waits for in its event before; only its seconds are new."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str, int], tuple[str, str, str] | None] = {}  # by writer, None: no `waiting`
+
+    def says(self, event: Event) -> bool:
+        from lightkeeper.events.schema import Waiting
+
+        waits = (event.group, event.whom, _SECONDS.sub("s", event.why)) if isinstance(event, Waiting) else None
+        writer = event.process, event.host, event.pid
+        before, self._last[writer] = self._last.get(writer), waits
+        return waits is not None and waits == before
 
 
 def _await_folder(run: Path, find: Callable[[Path], Path]) -> None:

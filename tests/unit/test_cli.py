@@ -16,8 +16,8 @@ from cli_said import one_line, only_the_token
 from lightkeeper.cli.app import run
 from lightkeeper.cli.options import LaunchOptions, check_address, require_token
 from lightkeeper.errors import RunFolderError, UsageError
-from lightkeeper.events import EventLog
-from lightkeeper.events.schema import Committed, GroupLost
+from lightkeeper.events import EventLog, reader
+from lightkeeper.events.schema import Committed, GroupLost, ProcessStarted, Waiting
 from lightkeeper.manager.settings import Settings
 
 OF_LAUNCH = {"script", "token_file", "restarts", "warm", "torchtitan", "log_folder"}  # options of it, no settings
@@ -309,6 +309,29 @@ def test_events_hides_kinds(a_run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert run(["events", str(a_run), "--brief"]) == 0
     assert "group_lost" in capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_brief_says_once_for_whom_a_process_waits(
+    follows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lighthouse, manager = EventLog(tmp_path, "lighthouse"), EventLog(tmp_path, "manager g0", group="g0")
+    for since_s in (1.0, 2.0, 3.0):
+        lighthouse.write(Waiting(whom="g1", since_s=since_s, why=f"rank 0 compute of step 3 for {since_s + 0.5} s"))
+        manager.write(Waiting(whom="the others", since_s=since_s))
+    lighthouse.write(Waiting(whom="g1", since_s=4.0, why="silent"))
+    manager.write(ProcessStarted())
+    manager.write(Waiting(whom="the others", since_s=5.0))
+    words = ["events", str(tmp_path), "--kind", "waiting"]
+    if follows:
+        follow = reader.follow
+        monkeypatch.setattr(reader, "follow", lambda folder, **_: follow(folder, stop=lambda: True))
+        words.append("--follow")
+    assert run(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
+    assert run([*words, "--brief"]) == 0
+    said = [line.partition("since_s=")[2].split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(said) == ["1", "1", "4", "5"]
 
 
 def test_following_a_folder_that_is_not_there_ends(
