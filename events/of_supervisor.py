@@ -19,6 +19,26 @@ class NodeLeaving(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class NodeCame(Event, frozen=True, kw_only=True):
+    """A node that was lost, or was to be left, can be used."""
+
+    node: str
+
+
+class NodeQuarantined(Event, frozen=True, kw_only=True):
+    """A node goes into quarantine, by this run or by somebody else; who is at work there stays."""
+
+    node: str
+    reason: str
+    evidence: str = ""
+
+
+class NodeReleased(Event, frozen=True, kw_only=True):
+    """Somebody has released a node from quarantine."""
+
+    node: str
+
+
 class NodeChecked(Event, frozen=True, kw_only=True):
     """A node has been through preflight for a group, in so many `seconds`; `problem` is empty if it is fit."""
 
@@ -36,10 +56,16 @@ class BurnedIn(Event, frozen=True, kw_only=True):
 
 
 class GroupStarted(Event, frozen=True, kw_only=True):
-    """A group is started on these nodes, for the `attempt`-th time."""
+    """A group is started on these nodes, for the `start`-th time in this run."""
 
     nodes: tuple[str, ...]
-    attempt: int
+    start: int
+
+
+class GroupWaits(Event, frozen=True, kw_only=True):
+    """A group has no node; said once for each reason."""
+
+    reason: str
 
 
 class GroupEnded(Event, frozen=True, kw_only=True):
@@ -106,7 +132,8 @@ class NotNotified(Event, frozen=True, kw_only=True):
 
 
 KINDS: tuple[type[Event], ...] = (
-    NodeGone, NodeLeaving, NodeChecked, BurnedIn, GroupStarted, GroupEnded,
+    NodeGone, NodeLeaving, NodeCame, NodeQuarantined, NodeReleased, NodeChecked, BurnedIn,
+    GroupStarted, GroupWaits, GroupEnded,
     JobRestarts, RunStopping, RunFailed, RunEnded, Notified, NotNotified,
 )  # fmt: skip
 KINDS_OF_SUPERVISOR: dict[str, type[Event]] = {

@@ -24,7 +24,7 @@ class Launch(Action):
 
     group: str
     nodes: tuple[str, ...]
-    attempt: int
+    start: int
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,13 @@ class Requeue(Action):
 
 @dataclass(frozen=True)
 class Tell(Action):
-    """A human is told."""
+    """A human is told: of which kind, in words, with the evidence, the classified cause, and of which group."""
 
     kind: str
     text: str
     evidence: str = ""
+    cause: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True)

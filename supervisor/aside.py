@@ -44,7 +44,8 @@ class Aside:
         node = self._file.read().nodes.get(name)
         if node is None or not node.out:
             return 0, ""
-        if not node.failures or not node.failures[-1].job:
+        put = [failure for failure in node.failures if not failure.burn_in]
+        if not put or not put[-1].job:
             return node.count, f"a person put it aside: lightkeeper quarantine burn-in {name}, or release {name}"
         recent = node.recent(time.time())
         if node.returns_by_itself(time.time()):

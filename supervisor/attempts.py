@@ -32,6 +32,7 @@ class Attempts:
         self.count = self.job_restarts = 0
         self._failed_at = -1  # the newest committed step at the failure before
         self._idle = 0  # failures in a row without a further step
+        self._idle_starts = 0  # how many starts there had been at the newest of them
         self._starts = 0
         self._alike: dict[tuple[str, int], Alike] = {}  # failures for which no node is blamed
 
@@ -42,6 +43,7 @@ class Attempts:
             "job_restarts": self.job_restarts,
             "failed_at": self._failed_at,
             "idle": self._idle,
+            "idle_starts": self._idle_starts,
             "starts": self._starts,
             "alike": [[*key, one.rounds, one.starts, sorted(one.where)] for key, one in self._alike.items()],
         }
@@ -49,14 +51,18 @@ class Attempts:
     def take_up(self, state: dict[str, Any]) -> None:
         """What the supervisor before had counted."""
         self.count, self.job_restarts = state["count"], state["job_restarts"]
-        self._failed_at, self._idle = state["failed_at"], state["idle"]
+        self._failed_at, self._idle, self._idle_starts = state["failed_at"], state["idle"], state["idle_starts"]
         self._starts = state["starts"]
         self._alike = {(kind, step): Alike(rounds, starts, set(w)) for kind, step, rounds, starts, w in state["alike"]}
 
-    def failed(self, committed: int) -> None:
-        """One more failure, when this step was the newest that is committed."""
+    def failed(self, committed: int, start: int) -> None:
+        """One more failure, of the start of this number, when this step was the newest that is committed."""
         self.count += 1
-        self._idle = self._idle + 1 if committed <= self._failed_at else 1
+        if committed > self._failed_at:
+            self._idle = 0
+        if start > self._idle_starts or not self._idle:  # groups that fail together fail once
+            self._idle += 1
+            self._idle_starts = self._starts
         self._failed_at = committed
 
     def started(self) -> int:
@@ -97,7 +103,8 @@ class Attempts:
         """What is said of too many failures without progress; "" if they are not too many."""
         if self._idle <= self.budget.without_progress:
             return ""
-        return f"{self._idle} attempts in a row brought no step beyond {self._failed_at}"
+        further = f"no step beyond {self._failed_at}" if self._failed_at >= 0 else "no step at all"
+        return f"{self._idle} attempts in a row brought {further}"
 
     def pause_s(self, failures: int) -> float:
         """How long to wait after so many failures in a row: not after the first, then twice as long each time."""

@@ -13,13 +13,14 @@ Whose: TypeAlias = Literal["node", "maybe", "job", "nobody"]
 
 USAGE, REFUSED, FENCED, GAVE_UP, STOPPED, ORPHANED = 2, 103, 104, 105, 106, 107  # as in `manager.exits`
 INTERRUPTED, TERMINATED = 130, 143
+KILLED = (-9, 137)
 SURE = 0.6  # as in `events.verdict`
 
 HARDWARE = frozenset(
     ["hardware", "xid", "ecc", "nvlink", "cuda_error", "gpu_lost"]
 )  # classes of `lightkeeper diagnose`
 NODES = frozenset(["silent"])  # kinds of a verdict by which the node itself is gone, if it says nothing
-SUSPECT = frozenset(["killed", "frozen", "silent", "stuck", "inside", "gone", "exit", "slow"])
+SUSPECT = frozenset(["killed", "frozen", "silent", "stuck", "inside", "gone", "slow"])
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class End:
         evidence: folder, below the run's.
         confidence: of the verdict, 0 to 1.
         after_s: how long ago its last process ended.
+        unseen: whether it ended while no supervisor was there, and nobody knows how.
         unstarted: why a part of it could not be started; "" if all were.
     """
 
@@ -58,6 +60,7 @@ class End:
     evidence: str = ""
     confidence: float = 0.0
     after_s: float = 0.0
+    unseen: bool = False
     unstarted: str = ""
 
 
@@ -90,6 +93,8 @@ def blame(end: End) -> Blame:
         return Blame("nobody", "left", why if end.cause else "it left as asked")
     if end.unstarted:
         return Blame("node" if end.node_lost else "nobody", "not started", end.unstarted)
+    if end.unseen:
+        return Blame("nobody", "unseen", "it ended while no supervisor was there")
     if end.code == 0:
         return Blame("job", "exit 0", "it ended with 0 before the run was finished")
     if end.code == GAVE_UP:
@@ -107,6 +112,8 @@ def blame(end: End) -> Blame:
         return Blame("job", end.kind or "stopped", why)
     if end.kind in ("exception", "job"):
         return Blame("job", "exception", why)
+    if end.code in KILLED and end.kind not in SUSPECT:
+        return Blame("maybe", end.classified or "killed", end.cause or "it was killed by SIGKILL")
     if end.kind in SUSPECT or end.code in (FENCED, ORPHANED) or end.code < 0 or end.code > 128:
         return Blame("maybe", end.classified or end.kind or f"exit {end.code}", why)
-    return Blame("job", f"exit {end.code}", why)
+    return Blame("job", end.classified or f"exit {end.code}", why)

@@ -15,6 +15,7 @@ from lightkeeper.supervisor.tables import read_table
 
 CLUSTERS = ("local",)
 GROUPS_MAX = 10_000
+PLACES = ("{run_folder}", "{checkpoints}")  # that are filled in, in a command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +207,7 @@ class JobFile:
 
     def command_in(self, run_folder: Path) -> list[str]:
         """The command of a run in this folder; all other braces stay as they are."""
-        places = {"{run_folder}": str(run_folder), "{checkpoints}": str(run_folder / self.checkpoints)}
+        places = dict(zip(PLACES, (str(run_folder), str(run_folder / self.checkpoints)), strict=True))
         words = list(self.command)
         for place, path in places.items():
             words = [word.replace(place, path) for word in words]

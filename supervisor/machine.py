@@ -59,7 +59,7 @@ class Supervisor:
         self._again = False  # whether the run is to go on in another allocation
         self.restarting = ""  # why all groups are ended before all start again
         self.finished = False
-        self.failure = ""  # why the run is given up
+        self.failure, self._code = "", 1  # why the run is given up, and with which exit code
         self.over: Over | None = None
         self._starved_s: float | None = None
         self._told_starved = False
@@ -135,7 +135,7 @@ class Supervisor:
         """A node is there, for the first time or again."""
         node = self.nodes.setdefault(name, Node())
         node.lost, node.leaving = False, ""
-        return self._go_on(now)
+        return [Note("node_came", {"node": name}), *self._go_on(now)]
 
     def node_leaving(self, name: str, why: str, now: float) -> list[Action]:
         """A node is to be left: it is drained, or preempted soon. Nobody is to blame for what ends there."""
@@ -162,6 +162,10 @@ class Supervisor:
         if group is not None and group.state == CHECKING:
             self._unready(group, now)
         return actions + self._go_on(now)
+
+    def misasked(self, why: str, now: float) -> list[Action]:
+        """What preflight is asked by the job file makes no sense: no node is to blame."""
+        return [*self._give_up("usage", why, code=2), *self._go_on(now)]
 
     def checked(self, name: str, group_name: str, problem: str, evidence: str, now: float) -> list[Action]:
         """A node's preflight has ended; `problem` is empty if it is fit."""
@@ -219,11 +223,16 @@ class Supervisor:
             self._enter(group, DONE, now)
         elif found.kind == "quorum":
             actions += self._restart_all(found.why, now)
-        elif found.kind in ("ended", "left"):
+        elif found.kind in ("ended", "left", "unseen"):
             pass  # nobody is to blame
         else:
             actions += self._failed(name, group, nodes, end, found, worked_s, now)
         return actions + self._go_on(now)
+
+    def burn_in_broke_off(self, name: str, now: float) -> list[Action]:
+        """The node was lost during its burn-in: it is tried again once it is there."""
+        self._burning.discard(name)
+        return self._go_on(now)
 
     def burned_in(self, name: str, returns: bool, why: str, now: float) -> list[Action]:
         """A burn-in of a node that is in quarantine has ended; whether it gets work again, and why or why not."""
@@ -236,15 +245,18 @@ class Supervisor:
 
     def quarantine_is(self, reasons: Mapping[str, str], now: float) -> list[Action]:
         """Who is in quarantine, with the reason: somebody has changed it. Who is at work stays there."""
+        changed: list[Action] = []
         unsure = set() if self._passed else {one.node for one in self._unsure if isinstance(one, Exclude)}
         for name, node in self.nodes.items():
             if name in unsure or name in self._burning:
                 continue
             if node.excluded and name not in reasons:
                 node.excluded, node.strikes, node.burn_in = "", 0, False
+                changed.append(Note("node_released", {"node": name}))
             elif name in reasons and not node.excluded:
                 node.excluded = reasons[name]
-        return self._go_on(now)
+                changed.append(Note("node_quarantined", {"node": name, "reason": reasons[name]}))
+        return [*changed, *self._go_on(now)]
 
     def stop(self, why: str, now: float, again: bool = False) -> list[Action]:
         """The run ends in good order: groups leave, nothing is started any more.
@@ -272,28 +284,31 @@ class Supervisor:
         self, name: str, group: Group, nodes: tuple[str, ...], end: End, found: Blame, worked_s: float, now: float
     ) -> list[Action]:
         group.failures = 1 if worked_s >= self.job.budget.good_s else group.failures + 1
-        actions = self._count_blame(nodes, end, found, group.start)
+        actions = self._count_blame(name, nodes, end, found)
         self._enter(group, PAUSED, now)
         group.until = now + self.attempts.pause_s(group.failures)
-        self.attempts.failed(self.step)
-        if why := self.attempts.hopeless(found, end.step, len(self.nodes) == 1):
+        self.attempts.failed(self.step, group.start)
+        if found.fatal:
+            actions += self._give_up("usage", f"{name}: {found.why}", end.evidence, found.kind, name, code=2)
+        elif why := self.attempts.hopeless(found, end.step, len(self.nodes) == 1):
             kind = "crash_loop" if "same" in why else "budget"
-            actions += self._give_up(kind, f"{why}; last: {name}: {found.why}", end.evidence)
+            actions += self._give_up(kind, f"{why}; last: {name}: {found.why}", end.evidence, found.kind, name)
         return actions
 
-    def _count_blame(self, nodes: tuple[str, ...], end: End, found: Blame, start: int) -> list[Action]:
+    def _count_blame(self, name: str, nodes: tuple[str, ...], end: End, found: Blame) -> list[Action]:
         for node in nodes:
             self.nodes[node].failures += 1
         on = end.node if end.node in nodes else nodes[0] if len(nodes) == 1 else ""
         if found.whose == "node" and on:
-            return self._exclude(on, found.why, end.evidence)
+            return self._exclude(on, found.why, end.evidence, found.kind, name)
         if found.whose == "maybe" and on:
             self.nodes[on].strikes += 1
             if self.nodes[on].strikes >= STRIKES_MAX:
-                return self._exclude(on, f"{self.nodes[on].strikes} times: {found.why}", end.evidence)
+                why = f"{self.nodes[on].strikes} times: {found.why}"
+                return self._exclude(on, why, end.evidence, found.kind, name)
         if found.whose == "nobody":
             return []
-        self.attempts.alike(found.kind, end.step, on or "+".join(nodes), start)
+        self.attempts.alike(found.kind, end.step, on or "+".join(nodes), self.groups[name].start)
         return []
 
     def _restart_all(self, why: str, now: float) -> list[Action]:
@@ -301,7 +316,7 @@ class Supervisor:
             return []
         self.restarting = why
         self.attempts.job_restarts += 1
-        self.attempts.failed(self.step)
+        self.attempts.failed(self.step, max(group.start for group in self.groups.values()))
         number, most = self.attempts.job_restarts, self.job.budget.job_restarts
         note: list[Action] = [Note("job_restarts", {"number": number, "step": self.step, "reason": why})]
         if number > most:
@@ -315,21 +330,26 @@ class Supervisor:
                 note.append(Finish(name, f"the whole job starts again: {why}"))
         return note
 
-    def _give_up(self, kind: str, why: str, evidence: str = "") -> list[Action]:
+    def _give_up(
+        self, kind: str, why: str, evidence: str = "", cause: str = "", group: str = "", code: int = 1
+    ) -> list[Action]:
         self.stopping = self.stopping or why
-        self.failure = why
-        actions: list[Action] = [Note("run_failed", {"failure": kind, "reason": why}), Tell(kind, why, evidence)]
+        self.failure, self._code = why, code
+        told = "failed" if kind == "usage" else kind
+        failed = Note("run_failed", {"failure": kind, "reason": why})
+        actions: list[Action] = [failed, Tell(told, why, evidence, cause, group)]
         return actions + self._ask_all(why)
 
     def _ask_all(self, why: str) -> list[Action]:
         return [Ask(name, why) for name, group in self.groups.items() if group.state == AT_WORK]
 
-    def _exclude(self, name: str, reason: str, evidence: str) -> list[Action]:
+    def _exclude(self, name: str, reason: str, evidence: str, cause: str = "", group: str = "") -> list[Action]:
         node = self.nodes[name]
         if node.excluded:
             return []
         node.excluded, node.burn_in = reason, self.job.burn_in.enabled
-        return [Exclude(name, reason, evidence), Tell("quarantine", f"{name}: {reason}", evidence)]
+        noted = Note("node_quarantined", {"node": name, "reason": reason, "evidence": evidence})
+        return [noted, Exclude(name, reason, evidence), Tell("quarantine", f"{name}: {reason}", evidence, cause, group)]
 
     def _unready(self, group: Group, now: float) -> None:
         """A node of a group that was being checked is not fit: the group takes another."""
@@ -358,7 +378,7 @@ class Supervisor:
             if group.state == CHECKING and not group.unchecked:
                 group.starts, group.start = group.starts + 1, self.attempts.started()
                 self._enter(group, AT_WORK, now)
-                started = {"group": name, "nodes": list(group.nodes), "attempt": group.starts}
+                started = {"group": name, "nodes": list(group.nodes), "start": group.starts}
                 actions += [Note("group_started", started), Launch(name, group.nodes, group.starts)]
         for name, node in self.nodes.items():
             if node.burn_in and not (node.lost or node.group or name in self._burning):
@@ -381,7 +401,8 @@ class Supervisor:
         free.sort(key=lambda node: (self.nodes[node].strikes, self.nodes[node].failures))  # the best known first
         wanted = self.job.nodes_per_group
         if len(free) < wanted:
-            return []
+            return self._say_waits(name, group)
+        group.waits = ""
         group.nodes = tuple(free[:wanted])
         for node in group.nodes:
             self.nodes[node].group = name
@@ -390,6 +411,19 @@ class Supervisor:
             return []
         group.unchecked = set(group.nodes)
         return [Check(node, name) for node in group.nodes]
+
+    def _say_waits(self, name: str, group: Group) -> list[Action]:
+        """Says once why a group has no node, and again when that is another reason."""
+        taken = {"lost": [], "to be left": [], "in quarantine": []}  # type: dict[str, list[str]]
+        for node, one in self.nodes.items():
+            if not one.group and not one.free:
+                taken["lost" if one.lost else "to be left" if one.leaving else "in quarantine"].append(node)
+        why = "; ".join(f"{state}: {', '.join(nodes)}" for state, nodes in taken.items() if nodes)
+        why = why or "all nodes have groups"
+        if group.waits == why:
+            return []
+        group.waits = why
+        return [Note("group_waits", {"group": name, "reason": why})]
 
     def _mind_starvation(self, now: float) -> list[Action]:
         """No node is left for so many groups that the quorum is not there."""
@@ -426,7 +460,7 @@ class Supervisor:
         if self.finished:
             self.over = Over(0, "the run is finished")
         elif self.failure:
-            self.over = Over(1, self.failure)
+            self.over = Over(self._code, self.failure)
         else:
             self.over = Over(0, f"stopped as asked ({self.stopping}); the same command goes on from there")
         requeue: list[Action] = [Requeue(self.stopping)] if self._again and not (self.finished or self.failure) else []

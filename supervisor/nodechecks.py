@@ -10,9 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from lightkeeper.errors import UsageError
+from lightkeeper.supervisor.attribution import USAGE
 from lightkeeper.supervisor.burn_in import Result
 from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster, Exited
 from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.logs import last_line
 
 REASONS_CHARS_MAX = 500
 
@@ -46,6 +49,7 @@ class NodeChecks:
 
         Raises:
             CannotStart: nothing can be started there, which may be a full disk's fault.
+            UsageError: the job file asks for what does not exist.
         """
         log = self._folder / "logs" / f"preflight-{node}-{group}-{start}.log"
         said = log.stat().st_size if log.exists() else 0
@@ -54,12 +58,14 @@ class NodeChecks:
             code = await self._run(node, f"check-{group}", self._preflight_argv(), log, limit_s)
         except TimeoutError:
             return f"preflight hung for {limit_s:g} s: do not join", str(log)
+        if code == USAGE:
+            raise UsageError(f"[preflight] options: {last_line(log)}")
         if code == 0:
             return "", ""
         return reasons_in(log.read_bytes()[said:]) or f"preflight ended with {code}", str(log)
 
-    async def burn_in(self, node: str) -> Result:
-        """Tries a node in quarantine, round after round, until a round fails or it has passed."""
+    async def burn_in(self, node: str) -> Result | None:
+        """Tries a node in quarantine, round after round, until a round fails or it has passed; None if it was lost."""
         wanted, begun_s, number = self._job.burn_in, time.monotonic(), 0
         argv = list(wanted.command) or self._preflight_argv()
         log = self._folder / "logs" / f"burn-in-{node}.log"
@@ -68,6 +74,8 @@ class NodeChecks:
             said = log.stat().st_size if log.exists() else 0
             try:
                 code = await self._run(node, "burn-in", argv, log, wanted.round_s)
+                if code is None:
+                    return None
                 why = "" if code == 0 else reasons_in(log.read_bytes()[said:]) or f"ended with {code}; see {log}"
             except CannotStart as error:
                 why = str(error)

@@ -53,6 +53,7 @@ class Group:
         failures: ends in a row without a good time at work.
         since: when it entered its state, in seconds.
         until: when its pause is over.
+        waits: why it has no node, as it was said; "" if it has.
         out: when the lighthouse said that the job goes on without it; None if it has not since its start.
     """
 
@@ -65,3 +66,4 @@ class Group:
     since: float = 0.0
     until: float = 0.0
     out: float | None = None
+    waits: str = ""

@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import signal
+import socket
 import sys
 import threading
 import time
@@ -19,7 +20,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from lightkeeper.checkpoint.files import write_whole
-from lightkeeper.errors import ToldError
+from lightkeeper.errors import ToldError, UsageError
+from lightkeeper.events.of_checkpoints import CheckpointLoaded
 from lightkeeper.events.of_supervisor import KINDS_OF_SUPERVISOR
 from lightkeeper.events.reader import follow
 from lightkeeper.events.schema import Committed, GroupLost, Joined, ProcessStarted
@@ -37,22 +39,26 @@ from lightkeeper.supervisor.clusters.interface import (
 )
 from lightkeeper.supervisor.facts import end_of
 from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.jobshape import check_shape, shape_of
 from lightkeeper.supervisor.launching import launch_argv
 from lightkeeper.supervisor.lighthouse import NAME as LIGHTHOUSE
 from lightkeeper.supervisor.lighthouse import LighthouseProcess
+from lightkeeper.supervisor.logs import last_line, last_lines
 from lightkeeper.supervisor.machine import Supervisor
 from lightkeeper.supervisor.nodechecks import NodeChecks
+from lightkeeper.supervisor.notify.message import Message
 from lightkeeper.supervisor.places import AT_WORK
 from lightkeeper.supervisor.requeue import requeue
 from lightkeeper.words import say
 
 TICK_S = 0.5
+PROGRESS_S = 60.0
 STATE = "supervisor.json"
 GONE_S_MAX = 10.0  # for what is killed at the start to be gone
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
 
 
-Seen: TypeAlias = Committed | GroupLost | Joined | ProcessStarted  # what it looks for in the run's events
+Seen: TypeAlias = CheckpointLoaded | Committed | GroupLost | Joined | ProcessStarted  # what it looks for in the log
 
 
 class Service:
@@ -64,12 +70,12 @@ class Service:
         cluster: where it runs.
         names: of the nodes.
         aside: who is in quarantine, and who goes there.
-        tell: tells a human: kind, text, evidence.
+        tell: tells a human.
     """
 
     def __init__(
         self, job: JobFile, folder: Path, cluster: Cluster, names: Sequence[str],
-        aside: Aside, tell: Callable[[str, str, str], None],
+        aside: Aside, tell: Callable[[Message], None],
     ) -> None:  # fmt: skip
         self.job, self.folder, self.cluster = job, folder, cluster
         self.machine = Supervisor(job, names, aside.excluded(names), time.monotonic())
@@ -84,6 +90,8 @@ class Service:
         self._codes: dict[str, list[int | None]] = {}
         self._began: dict[str, float] = {}
         self._asked: set[str] = set()
+        self._unseen: set[str] = set()  # groups that ended while no supervisor was there
+        self._logs: dict[str, list[Path]] = {}  # of each group's newest start, by node
         self._incarnations: dict[str, set[str]] = {}  # by group: all that have said something
         self._former: dict[str, set[str]] = {}  # those that it had when it was started last
         self._lost: dict[str, str] = {}  # nodes, and why
@@ -91,6 +99,8 @@ class Service:
         self._checks = NodeChecks(job, folder, cluster, self._environment())
         self._stamp, self._changes = aside.stamp(), 0  # of the quarantine: as it was read, and by us
         self._keeping = asyncio.Lock()
+        self._loaded = (-1, -1)  # the newest checkpoint that was loaded, and in which start of the run
+        self._said_s, self._said_step = time.monotonic(), -1  # when it was said how far the run has come
         self._terms = 0  # how often an operator has asked for an end
         self._over: asyncio.Future[a.Over] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,6 +115,8 @@ class Service:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signalled, number)
         (self.folder / self.job.checkpoints).mkdir(parents=True, exist_ok=True)  # preflight looks for room there
+        nodes = len(self.machine.nodes)
+        say(f"lightkeeper: {self.job.name}: {self.job.groups} groups on {nodes} nodes, in {self.folder}")
         await self._take_up(await self.cluster.open(self._told))
         threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
         self._spawn(self._hear())
@@ -136,6 +148,8 @@ class Service:
         state = _read_state(self.folder / STATE)
         known: dict[str, list[str]] = {}
         if state is not None:
+            check_shape(self.job, state["shape"], running)
+            self._logs = {group: [Path(path) for path in paths] for group, paths in state["logs"].items()}
             self.machine.take_up(state["machine"], time.monotonic())
             known = {name: list(one.nodes) for name, one in self.machine.groups.items() if one.state == AT_WORK}
         for name, nodes in known.items():
@@ -154,6 +168,7 @@ class Service:
             await asyncio.sleep(0.05)
         for process in {one for processes in self._running.values() for one in processes} - set(running):
             if process not in self._told_ends:  # its host, which would know, is another one
+                self._unseen.add(process[1])
                 self._happened.put_nowait(Exited(*process, None))
         if running:
             alive = sorted({name for node, name in running if node in known.get(name, [])})
@@ -162,7 +177,9 @@ class Service:
     async def _keep(self) -> None:
         """For the next supervisor; a disk that is full ends no run."""
         async with self._keeping:
-            data = msgspec.json.encode({"machine": self.machine.state(), "began": self._began})
+            logs = {group: list(map(str, paths)) for group, paths in self._logs.items()}
+            state = {"job": self.job.name, "shape": shape_of(self.job), "began": self._began, "logs": logs}
+            data = msgspec.json.encode({**state, "machine": self.machine.state()})
             try:
                 await asyncio.to_thread(write_whole, self.folder / STATE, data)
             except OSError as error:
@@ -240,15 +257,49 @@ class Service:
         self._asked.discard(group)
         end = await asyncio.to_thread(end_of, str(self.folder), group, code, since, lost, asked)
         unstarted = self._unstarted.pop(group, "")
-        end = dataclasses.replace(end, after_s=time.monotonic() - ended_s, unstarted=unstarted)
+        unseen = group in self._unseen
+        self._unseen.discard(group)
+        if not end.cause and code != 0:
+            end = dataclasses.replace(end, cause=await asyncio.to_thread(self._said_last, group, code))
+        evidence = end.evidence or self._log_of(group)
+        after_s = time.monotonic() - ended_s
+        end = dataclasses.replace(end, after_s=after_s, unstarted=unstarted, unseen=unseen, evidence=evidence)
         await self._do(self.machine.ended(group, end, time.monotonic()))
         await self._keep()
+
+    def _message(self, tell: a.Tell) -> Message:
+        """With the last lines of the group that it is about."""
+        logs = self._logs.get(tell.group)
+        lines = last_lines(logs[0]) if logs else ()
+        evidence = str(self.folder / tell.evidence) if tell.evidence else ""
+        return Message(
+            tell.kind, self.job.name, tell.text, run=str(self.folder), cause=tell.cause, evidence=evidence, lines=lines,
+            host=socket.gethostname(), wall=time.time(),
+        )  # fmt: skip
+
+    def _log_of(self, group: str) -> str:
+        """Of the first node of its newest start, below the run's folder."""
+        return str(self._logs[group][0].relative_to(self.folder)) if self._logs.get(group) else ""
+
+    def _said_last(self, group: str, code: int | None) -> str:
+        """How it ended, with the last line of its launcher."""
+        ended = "nobody knows how it ended" if code is None else f"it exited {code}"
+        return f"{ended}: {last_line(self._logs[group][0])}" if self._logs.get(group) and code != -9 else ""
 
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             await self._read_quarantine()
             await self._do(self.machine.tick(time.monotonic()))
+            self._say_progress()
+
+    def _say_progress(self) -> None:
+        """Once a minute, if there was any."""
+        now, step = time.monotonic(), self.machine.step
+        if now - self._said_s >= PROGRESS_S and step > self._said_step:
+            self._said_s, self._said_step = now, step
+            at_work = sum(group.state == AT_WORK for group in self.machine.groups.values())
+            say(f"lightkeeper: step {step} is committed; {at_work} of {self.job.groups} groups run")
 
     async def _read_quarantine(self) -> None:
         """Somebody may put a node aside, or release one, while the run goes on."""
@@ -282,6 +333,9 @@ class Service:
             self.machine.came_back(event.group)
         if isinstance(event, Committed):
             self.machine.committed(event.step)
+        elif isinstance(event, CheckpointLoaded) and (event.step, event.restarts) != self._loaded:
+            self._loaded = (event.step, event.restarts)
+            say(f"lightkeeper: goes on from the checkpoint of step {event.step} ({event.path})")
 
     # ------------------------------------------------------------ what is to be done
 
@@ -312,7 +366,7 @@ class Service:
                 say(f"lightkeeper: {action.node} is in quarantine: {action.reason}")
                 await self._exclude(action)
             elif isinstance(action, a.Tell):
-                await asyncio.to_thread(self._tell, action.kind, action.text, action.evidence)
+                await asyncio.to_thread(self._tell, self._message(action))
             elif isinstance(action, a.Note):
                 self._log.write(KINDS_OF_SUPERVISOR[action.kind](**action.fields))
                 say(f"lightkeeper: {action.kind}: {_words(action.fields)}")
@@ -353,6 +407,9 @@ class Service:
             say(f"lightkeeper: {error}")
             await self._do(self.machine.not_checked(check.node, check.group, time.monotonic()))
             return
+        except UsageError as error:
+            await self._do(self.machine.misasked(str(error), time.monotonic()))
+            return
         await self._do(self.machine.checked(check.node, check.group, problem, evidence, time.monotonic()))
 
     async def _burn_in(self, node: str) -> None:
@@ -363,6 +420,9 @@ class Service:
         returns = False
         if not why:
             result = await self._checks.burn_in(node)
+            if result is None:
+                await self._do(self.machine.burn_in_broke_off(node, time.monotonic()))
+                return
             try:
                 returns, why = await asyncio.to_thread(self._aside.burned_in, node, result, count)
             except ToldError as error:
@@ -387,7 +447,8 @@ class Service:
         self._former[launch.group] = set(self._incarnations.get(launch.group, ()))
         await self._keep()
         for rank, node in enumerate(launch.nodes):
-            log = self.folder / "logs" / f"launch-{launch.group}-{launch.attempt}-{node}.log"
+            log = self.folder / "logs" / f"launch-{launch.group}-{launch.start}-{node}.log"
+            self._logs[launch.group] = [*self._logs[launch.group], log] if rank else [log]
             argv = launch_argv(self.job, self.folder, self._lighthouse.address, launch.group, rank)
             try:
                 await self.cluster.start(node, launch.group, argv, self._environment(), log)

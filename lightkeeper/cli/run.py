@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lightkeeper.errors import UsageError
+from lightkeeper.words import say
 
 if TYPE_CHECKING:
     from lightkeeper.supervisor.jobfile import JobFile
@@ -29,8 +29,8 @@ def command(
     """
     from lightkeeper.supervisor.aside import Aside
     from lightkeeper.supervisor.clusters.local import Local
+    from lightkeeper.supervisor.jobchecks import check_job
     from lightkeeper.supervisor.jobfile import read_job
-    from lightkeeper.supervisor.notify.message import Message
     from lightkeeper.supervisor.notify.notifier import Notifier
     from lightkeeper.supervisor.quarantine_file import QuarantineFile
     from lightkeeper.supervisor.service import Service
@@ -40,16 +40,15 @@ def command(
     folder = (base / job.run_folder).resolve()
     aside = Aside(QuarantineFile(base / job.quarantine), job.name)
     os.chdir(base)  # all paths in a job file are relative to it, those of its command too
+    for line in check_job(job):
+        say(f"lightkeeper: {line}")
     if dry_run:
         return _show(job, folder, aside.excluded(job.nodes))
     with Held(folder):
         notifier = Notifier(job.notify)
 
-        def tell(kind: str, text: str, evidence: str) -> None:
-            notifier.tell(Message(kind, job.name, text, run=str(folder), evidence=evidence, wall=time.time()))
-
         cluster = Local(folder / "nodes", job.nodes, job.budget.orphan_s)
-        service = Service(job, folder, cluster, job.nodes, aside, tell)
+        service = Service(job, folder, cluster, job.nodes, aside, notifier.tell)
         try:
             return asyncio.run(service.run())
         finally:

@@ -142,6 +142,8 @@ class Host:
                 self._say({"is": "drained", "why": drained}, self.writer)
             looked_s = now if now - looked_s > 1.0 else looked_s
             if self.writer is None and now - self.alone_since > self.orphan_s:
+                names = ", ".join(self.children) or "nothing"
+                print(f"{time.ctime()}: no supervisor for {self.orphan_s:g} s: ends {names}", flush=True)
                 self.over.set()
 
     def _look_drained(self) -> str | None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -130,8 +132,9 @@ class Local:
             try:
                 await link.ask({"do": "list"})
             except CannotStart:
-                with contextlib.suppress(OSError, ValueError):
-                    os.kill(self.pid_of(name), signal.SIGKILL)
+                if not link.gone:  # it is there, and does not answer
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(link.pid, signal.SIGKILL)
                 return
 
     async def _listen(self, name: str, link: _Link) -> None:
@@ -163,7 +166,8 @@ class _Link:
         self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._news: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._asking = asyncio.Lock()
-        self._gone = False
+        self.gone = False
+        self.pid = _peer(writer)
         self._task = asyncio.create_task(self._read())
 
     @classmethod
@@ -181,7 +185,7 @@ class _Link:
             while line := await self._reader.readline():
                 message = msgspec.json.decode(line)
                 (self._answers if message["is"] == "answer" else self._news).put_nowait(message)
-        self._gone = True
+        self.gone = True
         self._answers.put_nowait(None)
         self._news.put_nowait(None)
 
@@ -192,7 +196,7 @@ class _Link:
             CannotStart: the host is gone.
         """
         async with self._asking:
-            if self._gone:
+            if self.gone:
                 raise CannotStart(f"the host of node {self._name} is gone")
             self._writer.write(msgspec.json.encode(order) + b"\n")
             try:
@@ -215,6 +219,12 @@ class _Link:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """The pid at the other end of a socket."""
+    told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", told)[0])
 
 
 def _start_host(folder: Path, orphan_s: float) -> None:

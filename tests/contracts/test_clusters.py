@@ -142,7 +142,11 @@ def test_one_name_stands_for_one_process_and_what_cannot_start_is_said(
     asyncio.run(run())
 
 
-def test_a_lost_node_is_told_and_nothing_runs_on_there(make: Callable[[Path], Local], tmp_path: Path) -> None:
+def test_a_lost_node_is_told_and_nothing_runs_on_there(
+    make: Callable[[Path], Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "BEAT_S", 0.3)
+
     async def run() -> None:
         async with opened(make, tmp_path) as (cluster, heard, _):
             await start(cluster, tmp_path, SLEEPS)
@@ -155,6 +159,9 @@ def test_a_lost_node_is_told_and_nothing_runs_on_there(make: Callable[[Path], Lo
                 await cluster.start("n0", "g1", ["true"], {}, tmp_path / "x.log")
             await heard.wait_for(NodeCame("n0"))
             await start(cluster, tmp_path, SLEEPS, "g2")
+            heard.all.clear()
+            await asyncio.sleep(5 * lightkeeper.supervisor.clusters.local.BEAT_S)  # of the host before
+            assert not heard.all, "the one that stands for it now is left alone"
 
     asyncio.run(run())
 

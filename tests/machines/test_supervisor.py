@@ -84,7 +84,9 @@ def test_a_node_that_may_be_to_blame_twice_is_in_quarantine() -> None:
     (excluded,) = world.all(a.Exclude)
     assert excluded.node == "n1" and "2 times" in excluded.reason
     assert [one.kind for one in world.all(a.Tell)] == ["quarantine"]
-    assert world.passes(60) == []  # no node is left for g1, and two groups are enough
+    (waits,) = world.passes(60)  # no node is left for g1, and two groups are enough
+    assert isinstance(waits, a.Note) and waits.fields == {"group": "g1", "reason": "in quarantine: n1"}
+    assert world.passes(60) == [], "it is said once"
 
 
 @pytest.mark.parametrize("end", [

@@ -94,7 +94,7 @@ def test_every_kind_survives_the_file(kind: type[Event], tmp_path: Path) -> None
         "failure": "xid",
         "number": 2,
         "via": "webhook h",
-        "attempt": 2,
+        "start": 2,
         "problem": "disk",
         "returns": True,
     }

@@ -8,7 +8,9 @@ import pytest
 
 from lightkeeper.errors import UsageError
 from lightkeeper.supervisor.example import EXAMPLE
+from lightkeeper.supervisor.jobchecks import check_job
 from lightkeeper.supervisor.jobfile import JobFile, read_job
+from lightkeeper.supervisor.jobshape import check_shape, shape_of
 from lightkeeper.supervisor.launching import launch_argv
 
 LEAST = 'name = "j"\ncommand = ["t.py"]\n'
@@ -92,3 +94,43 @@ def test_a_group_on_two_nodes_is_started_by_a_line_for_each(tmp_path: Path) -> N
     options = dict(zip(argv[4:-2:2], argv[5:-2:2], strict=True))
     assert argv[-2:] == ["--", "t.py"] and options["--nnodes"] == "2" and options["--node-rank"] == "1"
     assert options["--restarts"] == "3" and options["--ranks"] == "4" and options["--lighthouse"] == "h:1"
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ('command = ["other.py"]\n', "command: there is no script other.py in "),
+    ('command = ["t.py", "{checkpoint}"]\n', "{checkpoint} is filled in by nobody; did you mean {checkpoints}?"),
+    ('command = ["t.py"]\nrequeue = ["/no/such"]\n', "requeue: there is no program /no/such"),
+    ('command = ["t.py"]\noutage_budget_s = 0.1\n', "outage_budget_s 0.1"),
+    ('command = ["t.py"]\n[lighthouse]\nbind = "nonsense"\n', "[lighthouse]: "),
+    ('command = ["t.py"]\n[lighthouse]\nlease_s = 200\n', "lease_s 200 must be below outage_budget_s 60"),
+    ('command = ["t.py"]\n[preflight]\noptions = ["--only", "memry"]\n', "no check 'memry': is memory meant?"),
+    ('command = ["t.py"]\n[burn_in]\ncommand = ["/no/such"]\n', "[burn_in] command: there is no program /no/such"),
+])  # fmt: skip
+def test_what_cannot_run_is_told_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    (tmp_path / "t.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as told:
+        check_job(read(tmp_path, 'name = "j"\n' + text))
+    assert why in str(told.value) and "\n" not in str(told.value)
+
+
+def test_by_whom_nobody_will_be_told_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_SUCH_URL", raising=False)
+    notify = "[[notify]]\nkind = 'webhook'\nurl = 'env:NO_SUCH_URL'\n"
+    notify += "[[notify]]\nkind = 'command'\nargv = ['/no/such']\n"
+    lines = check_job(read(tmp_path, LEAST + notify))
+    assert len(lines) == 2 and "NO_SUCH_URL" in lines[0] and "/no/such" in lines[1]
+    assert check_job(read(tmp_path, LEAST)) == []
+
+
+def test_a_job_file_that_changed_while_groups_run_is_refused(tmp_path: Path) -> None:
+    before = shape_of(read(tmp_path, LEAST + "groups = 3\n"))
+    now = read(tmp_path, LEAST + "groups = 2\n")
+    with pytest.raises(UsageError, match=r"while the job runs \(g0, lighthouse\): groups was 3 and is 2; nodes was"):
+        check_shape(now, before, [("n0", "g0"), ("n2", "lighthouse")])
+    check_shape(now, before, [])  # another number of groups goes on from the checkpoint
+    check_shape(now, shape_of(now), [("n0", "g0")])

@@ -25,7 +25,7 @@ def until_launched(group: str, later: float = 0.0) -> list[Event]:
             reason="x", after_s=0.5,
         ),
         at(104.0 + later, NodeChecked, group=group, node="n3", problem="", seconds=1.5),
-        at(104.1 + later, GroupStarted, group=group, nodes=("n3",), attempt=2),
+        at(104.1 + later, GroupStarted, group=group, nodes=("n3",), start=2),
         at(104.5 + later, schema.ProcessStarted, f"manager {group}", group),
     ]  # fmt: skip
 

@@ -92,7 +92,7 @@ class Job:
                 self.nodes,
                 self.file.nodes,
                 self.aside,
-                lambda k, t, e: self.told.append((k, t)),
+                lambda message: self.told.append((message.what, message.summary)),
             )
             run = asyncio.create_task(self.service.run())
             doing = asyncio.ensure_future(meanwhile(self))
@@ -185,7 +185,7 @@ def test_what_has_ended_while_nobody_was_there_is_judged(tmp_path: Path) -> None
     ended = Exited("n1", "g1", 137)
     later = Job(tmp_path, Nodes([("n0", "g0"), ("n2", "lighthouse"), ("n1", "stranger")], [ended]))
     assert later.run(second) == 0
-    assert later.judged()[0] == ("g1", "maybe", "exit 137")
+    assert later.judged()[0] == ("g1", "maybe", "killed")
     assert ("n0", "g0") not in later.nodes.starts and ("n2", "lighthouse") not in later.nodes.starts
     assert ("n1", "stranger") not in later.nodes.running
 
