@@ -41,13 +41,17 @@ def list_faults(json: _Json = False) -> int:
     if json:
         import msgspec
 
-        rows = [{"name": f.name, "what": f.what, "live": f.live, "soak": f.soak} for f in FAULTS.values()]
+        rows = [
+            {"name": f.name, "what": f.what, "live": f.live, "soak": f.soak, "supervised": f.shape.supervised}
+            for f in FAULTS.values()
+        ]
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
         return 0
     width = max(LINE_CHARS_MIN, min(LINE_CHARS_MAX, shutil.get_terminal_size((LINE_CHARS_MAX, 0)).columns))
     for fault in FAULTS.values():
         where = "run, soak, inject" if fault.live and fault.soak else "run, inject" if fault.live else "run"
-        line = f"{fault.name:17} {where:17} {fault.what}"
+        supervised = " (supervised job)" if fault.shape.supervised else ""
+        line = f"{fault.name:17} {where:17} {fault.what}{supervised}"
         typer.echo(textwrap.fill(line, width, subsequent_indent=" " * 36))
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -179,5 +180,12 @@ def test_the_list_names_every_fault(
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(FAULTS)
     assert all(len(line) <= chars_max for line in lines)
     assert all(" ".join(fault.what.split()) in " ".join(" ".join(lines).split()) for fault in FAULTS.values())
+    told = " ".join(" ".join(lines).split())
+    supervised = {name for name, fault in FAULTS.items() if fault.shape.supervised}
+    whats = [" ".join(FAULTS[name].what.split()) for name in supervised]
+    assert whats and all(f"{what} (supervised job)" in told for what in whats)
+    assert told.count("(supervised job)") == len(supervised) < len(FAULTS)
     assert run(["chaos", "list", "--json"]) == 0
-    assert '"name":"kill-rank"' in capsys.readouterr().out
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(FAULTS)
+    assert {row["name"] for row in rows if row["supervised"]} == supervised
