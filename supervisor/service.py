@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import secrets
 import shlex
 import signal
 import socket
@@ -49,6 +48,7 @@ from lightkeeper.supervisor.nodechecks import NodeChecks
 from lightkeeper.supervisor.notify.message import Message
 from lightkeeper.supervisor.places import AT_WORK
 from lightkeeper.supervisor.requeue import requeue
+from lightkeeper.supervisor.runfiles import damaged, read_state, token_of
 from lightkeeper.words import say
 
 TICK_S = 0.5
@@ -82,7 +82,7 @@ class Service:
         self._aside, self._tell = aside, tell
         self._log = EventLog(folder, "supervisor", job=job.name)
         self._log.write(ProcessStarted(command=shlex.join(sys.argv)))
-        self._token = _token(folder)
+        self._token = token_of(folder)
         self._lighthouse = LighthouseProcess(
             job.lighthouse, job.name, self._token, folder, cluster, self._environment(), self._node_for_lighthouse
         )
@@ -145,12 +145,15 @@ class Service:
 
     async def _take_up(self, running: Sequence[tuple[str, str]]) -> None:
         """What an earlier supervisor left goes on; what has ended since is judged; what it did not know is ended."""
-        state = _read_state(self.folder / STATE)
+        state = read_state(self.folder / STATE)
         known: dict[str, list[str]] = {}
         if state is not None:
-            check_shape(self.job, state["shape"], running)
-            self._logs = {group: [Path(path) for path in paths] for group, paths in state["logs"].items()}
-            self.machine.take_up(state["machine"], time.monotonic())
+            try:
+                check_shape(self.job, state["shape"], running)
+                self._logs = {group: [Path(path) for path in paths] for group, paths in state["logs"].items()}
+                self.machine.take_up(state["machine"], time.monotonic())
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise damaged(self.folder / STATE, error) from error
             known = {name: list(one.nodes) for name, one in self.machine.groups.items() if one.state == AT_WORK}
         for name, nodes in known.items():
             self._running[name] = {(node, name) for node in nodes}
@@ -459,29 +462,6 @@ class Service:
     def _environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}
         return {**clean, **self.job.environment, "LIGHTKEEPER_TOKEN": self._token, "PYTHONUNBUFFERED": "1"}
-
-
-def _read_state(path: Path) -> dict[str, Any] | None:
-    """What an earlier supervisor left; None if there was none."""
-    try:
-        return dict(msgspec.json.decode(path.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise ToldError(f"{path} is damaged ({error}): remove it, and what runs is ended and started again") from error
-
-
-def _token(folder: Path) -> str:
-    """The job's token: made once for a run."""
-    path = folder / "token"
-    if path.exists():
-        return path.read_text().strip()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    token = secrets.token_urlsafe(24)
-    with os.fdopen(handle, "w") as file:
-        file.write(token)
-    return token
 
 
 def _words(fields: Mapping[str, Any]) -> str:

@@ -264,3 +264,10 @@ def test_a_lighthouse_that_does_not_answer_is_ended_and_started_again(
         job.finish()
 
     assert Job(tmp_path).run(meanwhile) == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"shape": {}, "logs": [], "machine": 3}'])
+def test_a_state_that_is_damaged_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "supervisor.json").write_text(text)
+    with pytest.raises(ToldError, match=r"supervisor\.json is damaged .*remove it"):
+        Job(tmp_path).run(lambda job: asyncio.sleep(WITHIN_S))

@@ -1,0 +1,40 @@
+"""What a supervisor keeps in the run's folder for the next one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightkeeper.errors import ToldError
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """What an earlier supervisor left; None if there was none."""
+    try:
+        return dict(msgspec.json.decode(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, TypeError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> ToldError:
+    told = f"{type(error).__name__}: {error}"
+    return ToldError(f"{path} is damaged ({told}): remove it, and what runs is ended and started again")
+
+
+def token_of(folder: Path) -> str:
+    """The job's token: made once for a run."""
+    path = folder / "token"
+    if path.exists():
+        return path.read_text().strip()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    token = secrets.token_urlsafe(24)
+    with os.fdopen(handle, "w") as file:
+        file.write(token)
+    return token
