@@ -23,6 +23,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def damaged(path: Path, error: Exception) -> ToldError:
+    """For a state that cannot be read."""
     told = f"{type(error).__name__}: {error}"
     return ToldError(f"{path} is damaged ({told}): remove it, and what runs is ended and started again")
 
@@ -30,11 +31,12 @@ def damaged(path: Path, error: Exception) -> ToldError:
 def token_of(folder: Path) -> str:
     """The job's token: made once for a run."""
     path = folder / "token"
-    if path.exists():
-        return path.read_text().strip()
+    if path.exists() and (token := path.read_text().strip()):
+        return token
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    token = secrets.token_urlsafe(24)
-    with os.fdopen(handle, "w") as file:
+    part, token = path.with_name(".token"), secrets.token_urlsafe(24)
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(token)
+    part.replace(path)
     return token

@@ -9,7 +9,8 @@ import typer
 
 from lightkeeper.cli import group as shared
 from lightkeeper.cli.calls import Said, call, operator
-from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_lighthouses, require_token
+from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_lighthouses
+from lightkeeper.cli.runfolder import DEFAULT_JOB, RunFolder, reach
 from lightkeeper.errors import ToldError, UsageError
 
 LOOK_S = 0.2
@@ -31,21 +32,29 @@ def command(
         typer.Option("--deadline", metavar="S", help="Seconds after which it ends at once, in mid-step."),
     ] = None,
     lighthouse: Annotated[
-        str,
-        typer.Option(envvar="LIGHTKEEPER_LIGHTHOUSE", metavar="HOST:PORT[,...]", help="The lighthouse of the job."),
-    ] = DEFAULT_LIGHTHOUSE,
-    job: Annotated[str, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.")] = "job",
+        str | None,
+        typer.Option(
+            envvar="LIGHTKEEPER_LIGHTHOUSE",
+            metavar="HOST:PORT[,...]",
+            help="The lighthouse of the job.",
+            show_default=DEFAULT_LIGHTHOUSE,
+        ),
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.", show_default=DEFAULT_JOB)
+    ] = None,
     token_file: shared.TokenFile = None,
+    run_folder: RunFolder = None,
 ) -> int:
     """Ask a group to leave: it finishes its step, hands over its share and exits 0; the others lose nothing.
 
     Ends with 0 once it has left in good order; with 1 if it ended otherwise, was never asked, or no lighthouse can be
     reached; with 2 for wrong input.
     """
-    addresses = check_lighthouses(lighthouse, "--lighthouse")
     if deadline is not None and not 0 < deadline <= DEADLINE_S_MAX:
         raise UsageError(f"--deadline must be above 0 and at most {DEADLINE_S_MAX:.0f} seconds, got {deadline:g}")
-    return _Drain(group, deadline, job, require_token(token_file)).run(addresses)
+    to = reach(run_folder, lighthouse, job, token_file)
+    return _Drain(group, deadline, to.job, to.token).run(check_lighthouses(to.lighthouse, "--lighthouse"))
 
 
 class _Drain:

@@ -9,28 +9,35 @@ import typer
 
 from lightkeeper.cli import group as shared
 from lightkeeper.cli.calls import Said, call, operator
-from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_lighthouses, require_token
+from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_lighthouses
+from lightkeeper.cli.runfolder import DEFAULT_JOB, RunFolder, reach
 from lightkeeper.errors import ToldError, UsageError
 
 
 def command(
     group: Annotated[str, typer.Option("--group", help="The group whose processes are gone.")],
     lighthouse: Annotated[
-        str,
+        str | None,
         typer.Option(
-            envvar="LIGHTKEEPER_LIGHTHOUSE", metavar="HOST:PORT[,...]", help="Lighthouses to tell: all that there are."
+            envvar="LIGHTKEEPER_LIGHTHOUSE",
+            metavar="HOST:PORT[,...]",
+            help="Lighthouses to tell: all that there are.",
+            show_default=DEFAULT_LIGHTHOUSE,
         ),
-    ] = DEFAULT_LIGHTHOUSE,
-    job: Annotated[str, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.")] = "job",
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.", show_default=DEFAULT_JOB)
+    ] = None,
     token_file: shared.TokenFile = None,
+    run_folder: RunFolder = None,
 ) -> int:
     """Say that no process of a group lives any more, so that the job may go on without it.
 
     Make sure of it first (the node is off, the job step is gone): a group that still trains somewhere would go on
     beside the job. Every address is asked first; if the group is heard at one of them, none is told.
     """
-    addresses = check_lighthouses(lighthouse, "--lighthouse")
-    token = require_token(token_file)
+    to = reach(run_folder, lighthouse, job, token_file)
+    job, token, addresses = to.job, to.token, check_lighthouses(to.lighthouse, "--lighthouse")
     from lightkeeper.protos import lighthouse_pb2
 
     question = lighthouse_pb2.FenceGroupRequest(group=group, check=True)

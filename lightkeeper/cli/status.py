@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,22 +13,29 @@ import typer
 from lightkeeper.cli import group as shared
 from lightkeeper.cli import outage
 from lightkeeper.cli.calls import Said, call
-from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_addresses, check_lighthouses, require_token
+from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, check_addresses, check_lighthouses
 from lightkeeper.cli.outage import Found, managers_in
+from lightkeeper.cli.runfolder import DEFAULT_JOB, VARIABLE, reach
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.manager.addresses import FILE
 
 
 def command(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="The run's folder, as --run-folder.", show_default=False)
+    ] = None,
     lighthouse: Annotated[
-        str,
+        str | None,
         typer.Option(
             envvar="LIGHTKEEPER_LIGHTHOUSE",
             metavar="HOST:PORT[,...]",
             help="Addresses of the lighthouse, or file:PATH with them in it.",
+            show_default=DEFAULT_LIGHTHOUSE,
         ),
-    ] = DEFAULT_LIGHTHOUSE,
-    job: Annotated[str, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.")] = "job",
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(envvar="LIGHTKEEPER_JOB", help="Id of the job.", show_default=DEFAULT_JOB)
+    ] = None,
     token_file: shared.TokenFile = None,
     manager: Annotated[
         str,
@@ -39,8 +47,9 @@ def command(
     run_folder: Annotated[
         Path | None,
         typer.Option(
-            envvar="LIGHTKEEPER_RUN_FOLDER",
-            help="The run's folder: its events say where managers listen, if no lighthouse answers.",
+            envvar=VARIABLE,
+            help="The run's folder. Lighthouse, job and token, unless they are given, are taken from it if the run is "
+            "supervised; its events say where managers listen, if no lighthouse answers.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -50,8 +59,10 @@ def command(
     If no lighthouse answers, the groups' own managers are asked.
     """
     managers = check_addresses(manager, "--manager") if manager else ()
+    run_folder = _one_folder(run, run_folder)
+    to = reach(run_folder, lighthouse, job, token_file)
+    lighthouse, job, token = to.lighthouse, to.job, to.token
     addresses, unusable = _addresses(lighthouse, others=bool(managers or run_folder))
-    token = require_token(token_file)
     said = ask(addresses, job, token) + ([Said(lighthouse, None, "UNAVAILABLE", unusable)] if unusable else [])
     best = choose(said)
     found = Found() if managers or (best is not None and best.reply.members_in_touch) else managers_in(run_folder, job)
@@ -73,6 +84,17 @@ def command(
     if elsewhere:
         typer.echo(elsewhere)
     return 0
+
+
+def _one_folder(run: Path | None, run_folder: Path | None) -> Path | None:
+    """The argument, which goes before the environment; not beside the option.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if run is not None and run_folder is not None and str(run_folder) != os.environ.get(VARIABLE):
+        raise UsageError(f"the run's folder is given twice: {run} and --run-folder {run_folder}")
+    return run or run_folder
 
 
 def _addresses(lighthouse: str, others: bool) -> tuple[tuple[str, ...], str]:
