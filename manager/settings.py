@@ -30,7 +30,7 @@ OTHER_VARIABLES = frozenset(
     [
         *("MEMBERS", "TOKEN_FILE", "RESTARTS", "WARM", "LOG_FOLDER"),  # options that are no fields
         "ENABLE",  # an integration's
-        *("SOCKET", "PARENT", "LAUNCHER"),  # from one of our processes to another
+        *("SOCKET", "PARENT", "LAUNCHER", "STARTED_AS"),  # from one of our processes to another
         *("QUARANTINE", "MESSAGE", "MESSAGE_SUBJECT", "MESSAGE_WHAT"),  # of nodes, and to a notifier's command
         *("FAULT", "REDUCTION"),  # for tests of a job
         *("SEED", "HISTORIES", "REWRITE", "PROTOC_PYTHON"),  # for this project's own tests

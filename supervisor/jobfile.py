@@ -230,7 +230,7 @@ def read_job(path: Path) -> JobFile:
             table = tomllib.load(file)
     except OSError as error:
         raise UsageError(f"cannot read the job file {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from error
     notify = read_notify(table.pop("notify", []), f"{path.name} notify")
     options = table.get("options")

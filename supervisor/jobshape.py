@@ -24,6 +24,10 @@ def check_shape(job: JobFile, before: Mapping[str, Any], running: Sequence[tuple
         UsageError: it has changed, and something runs.
     """
     now = shape_of(job)
+    if before["name"] != job.name:
+        raise UsageError(
+            f"this folder holds the run of job {before['name']}, and this is {job.name}: name another run_folder"
+        )
     changed = [f"{key} was {before[key]} and is {now[key]}" for key in now if key in before and before[key] != now[key]]
     if running and changed:
         names = ", ".join(sorted({name for _, name in running}))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from lightkeeper.checkpoint.files import write_whole
 from lightkeeper.errors import ToldError
 from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster
 from lightkeeper.supervisor.jobfile import Lighthouse
@@ -35,15 +36,17 @@ class LighthouseProcess:
         cluster: where it runs.
         environment: of its process.
         node: picks where it is to run.
+        alone: whether no group runs that knows its address.
     """
 
     def __init__(
         self, said: Lighthouse, job: str, token: str, folder: Path, cluster: Cluster, environment: Mapping[str, str],
-        node: Callable[[], str],
+        node: Callable[[], str], alone: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._job, self._token = job, token
         self._said, self._folder, self._cluster = said, folder, cluster
-        self._environment, self._pick = environment, node
+        self._environment, self._pick, self._alone = environment, node, alone
+        self._said_before = 0
         self.address = said.address  # "" while there is none
         self.node = ""  # where it runs
         self._starting = False
@@ -53,9 +56,20 @@ class LighthouseProcess:
         """Whether it is ours to start."""
         return not self._said.address
 
-    def taken_up(self, node: str) -> None:
-        """An earlier supervisor has started it there."""
-        self.address, self.node = self._file.read_text().strip(), node
+    def taken_up(self, node: str) -> bool:
+        """An earlier supervisor has started it there; whether it is known where it listens."""
+        try:
+            said = LISTENING.findall(self._log.read_bytes())
+        except OSError:
+            said = []
+        if said:
+            self.address, self.node = said[-1].decode(), node
+            self._keep_address()
+        return bool(said)
+
+    def _keep_address(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk; then the log says it
+            write_whole(self._file, self.address.encode())
 
     def ended(self) -> None:
         """It is not there any more."""
@@ -107,7 +121,7 @@ class LighthouseProcess:
 
     async def _start_once(self) -> bool:
         self.node = self._pick()
-        said = self._log.stat().st_size if self._log.exists() else 0
+        said = self._said_before = self._log.stat().st_size if self._log.exists() else 0
         words = [
             sys.executable, "-m", "lightkeeper", "lighthouse", "--bind", self._bind(),
             "--run-folder", str(self._folder), "--log", str(self._folder / "lighthouse"),
@@ -123,7 +137,7 @@ class LighthouseProcess:
         while self.node and time.monotonic() < until:
             if found := LISTENING.search(self._log.read_bytes()[said:]):
                 self.address = found.group(1).decode()
-                self._file.write_text(self.address)
+                self._keep_address()
                 return True
             await asyncio.sleep(LOOK_S)
         if self.node:
@@ -131,14 +145,17 @@ class LighthouseProcess:
         return False
 
     def _bind(self) -> str:
-        """Where it was before, if there was one: groups look for it there."""
-        with contextlib.suppress(FileNotFoundError):
-            return self._file.read_text().strip()
-        return self._said.bind
+        """Where it was before, if groups run that look for it there."""
+        before = self._file.read_text().strip() if self._file.exists() else ""
+        return before if before and not self._alone() else self._said.bind
 
     def _last_line(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
-        return lines[-1] if lines else f"it printed nothing; see {self._log}"
+        """Of its newest start."""
+        try:
+            said = self._log.read_bytes()[self._said_before :].decode(errors="replace").strip()
+        except OSError as error:
+            return error.strerror or str(error)
+        return said.splitlines()[-1] if said else f"it printed nothing; see {self._log}"
 
     @property
     def _log(self) -> Path:

@@ -31,6 +31,7 @@ from lightkeeper.supervisor.places import AT_WORK, CHECKING, DONE, ENDING, PAUSE
 
 STRIKES_MAX = 2  # of a node that may be to blame, in one run
 ENDS_BUDGETS = 6.0  # outage budgets for a group to end in good order: one may keep the last step meanwhile
+BURN_IN_AGAIN_S = 30.0
 LEFT_OUT_S_MIN = 10.0  # or a quarter of an outage budget, for who was left out to end by itself
 QUORUM_LONG_S = 600.0  # after which a human is told that the quorum is not there
 
@@ -230,8 +231,9 @@ class Supervisor:
         return actions + self._go_on(now)
 
     def burn_in_broke_off(self, name: str, now: float) -> list[Action]:
-        """The node was lost during its burn-in: it is tried again once it is there."""
+        """The node was lost during its burn-in, or could not say how it went: it is tried again."""
         self._burning.discard(name)
+        self.nodes[name].burn_in_at = now + BURN_IN_AGAIN_S
         return self._go_on(now)
 
     def burned_in(self, name: str, returns: bool, why: str, now: float) -> list[Action]:
@@ -362,7 +364,7 @@ class Supervisor:
         if self.over is not None:
             return []
         if self.stopping or self.finished:
-            return self._end_if_still(now)
+            return [*self._end_left_out(now), *self._end_if_still(now)]
         if self.restarting:
             if not self._all_still() or now < self._resume_at:
                 return []
@@ -381,7 +383,8 @@ class Supervisor:
                 started = {"group": name, "nodes": list(group.nodes), "start": group.starts}
                 actions += [Note("group_started", started), Launch(name, group.nodes, group.starts)]
         for name, node in self.nodes.items():
-            if node.burn_in and not (node.lost or node.group or name in self._burning):
+            busy = node.lost or node.group or name in self._burning or now < node.burn_in_at
+            if node.burn_in and not busy:
                 self._burning.add(name)
                 actions.append(BurnIn(name))
         return actions + self._mind_starvation(now)
@@ -437,7 +440,7 @@ class Supervisor:
         if not may_come and excluded:
             return [
                 *self._give_up(
-                    "quorum_lost", f"no node is left: {', '.join(excluded)} ({self.nodes[excluded[0]].excluded})"
+                    "quorum_lost", "no node is left: " + "; ".join(f"{n} ({self.nodes[n].excluded})" for n in excluded)
                 ),
                 *self._go_on(now),
             ]

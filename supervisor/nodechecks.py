@@ -62,10 +62,13 @@ class NodeChecks:
             raise UsageError(f"[preflight] options: {last_line(log)}")
         if code == 0:
             return "", ""
-        return reasons_in(log.read_bytes()[said:]) or f"preflight ended with {code}", str(log)
+        reasons = reasons_in(log.read_bytes()[said:])
+        if not reasons:
+            raise CannotStart(f"preflight on {node} ended with {code} and said nothing (is the disk full?); see {log}")
+        return reasons, str(log)
 
     async def burn_in(self, node: str) -> Result | None:
-        """Tries a node in quarantine, round after round, until a round fails or it has passed; None if it was lost."""
+        """Tries a node in quarantine until a round fails or it has passed; None if nobody can say how it went."""
         wanted, begun_s, number = self._job.burn_in, time.monotonic(), 0
         argv = list(wanted.command) or self._preflight_argv()
         log = self._folder / "logs" / f"burn-in-{node}.log"
@@ -76,9 +79,12 @@ class NodeChecks:
                 code = await self._run(node, "burn-in", argv, log, wanted.round_s)
                 if code is None:
                     return None
-                why = "" if code == 0 else reasons_in(log.read_bytes()[said:]) or f"ended with {code}; see {log}"
-            except CannotStart as error:
-                why = str(error)
+                why = "" if code == 0 else reasons_in(log.read_bytes()[said:])
+                if code != 0 and not why and not wanted.command:
+                    return None  # it could not even say why
+                why = why or ("" if code == 0 else f"ended with {code}; see {log}")
+            except CannotStart:
+                return None
             except TimeoutError:
                 why = f"did not end within {wanted.round_s:g} s"
             if why:

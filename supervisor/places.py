@@ -19,6 +19,7 @@ class Node:
         lost: whether the cluster says that it is gone.
         leaving: why it is to be left, as the cluster says; "" if it is not.
         burn_in: whether it is to be burned in, or is just now.
+        burn_in_at: not before, in seconds.
     """
 
     group: str = ""
@@ -28,6 +29,7 @@ class Node:
     lost: bool = False
     leaving: str = ""
     burn_in: bool = False
+    burn_in_at: float = 0.0
 
     @property
     def free(self) -> bool:

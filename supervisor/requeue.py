@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +29,11 @@ async def requeue(argv: Sequence[str], log: Path) -> str:
             )
         code = await asyncio.wait_for(process.wait(), REQUEUE_S_MAX)
         problem = "" if code == 0 else f"ended with {code}; see {log}"
+    except TimeoutError:  # before OSError, which it is
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        problem = f"did not end within {REQUEUE_S_MAX:g} s"
     except OSError as error:
         problem = error.strerror or str(error)
-    except TimeoutError:
-        process.kill()
-        problem = f"did not end within {REQUEUE_S_MAX:g} s"
     return problem and f"the run does not go on by itself: {shlex.join(argv)}: {problem}"

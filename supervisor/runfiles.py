@@ -18,7 +18,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
         return dict(msgspec.json.decode(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, TypeError, ValueError) as error:
+    except (OSError, msgspec.DecodeError, TypeError, ValueError) as error:
         raise damaged(path, error) from error
 
 
@@ -28,15 +28,26 @@ def damaged(path: Path, error: Exception) -> ToldError:
     return ToldError(f"{path} is damaged ({told}): remove it, and what runs is ended and started again")
 
 
-def token_of(folder: Path) -> str:
-    """The job's token: made once for a run."""
+def token_of(folder: Path) -> tuple[str, bool]:
+    """The job's token, made once for a run, and whether that was now.
+
+    Raises:
+        ToldError: it cannot be read or written.
+    """
+    try:
+        return _token_of(folder)
+    except OSError as error:
+        raise ToldError(f"{folder / 'token'}: {error.strerror or error}") from error
+
+
+def _token_of(folder: Path) -> tuple[str, bool]:
     path = folder / "token"
     if path.exists() and (token := path.read_text().strip()):
-        return token
+        return token, False
     folder.mkdir(parents=True, exist_ok=True)
     part, token = path.with_name(".token"), secrets.token_urlsafe(24)
     part.unlink(missing_ok=True)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(token)
     part.replace(path)
-    return token
+    return token, True

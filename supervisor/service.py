@@ -27,6 +27,7 @@ from lightkeeper.events.schema import Committed, GroupLost, Joined, ProcessStart
 from lightkeeper.events.writer import EventLog
 from lightkeeper.supervisor import actions as a
 from lightkeeper.supervisor.aside import Aside
+from lightkeeper.supervisor.attribution import End
 from lightkeeper.supervisor.clusters.interface import (
     CannotStart,
     Cluster,
@@ -53,6 +54,7 @@ from lightkeeper.words import say
 
 TICK_S = 0.5
 PROGRESS_S = 60.0
+ONE_WORD_S = 1.0
 STATE = "supervisor.json"
 GONE_S_MAX = 10.0  # for what is killed at the start to be gone
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
@@ -82,10 +84,11 @@ class Service:
         self._aside, self._tell = aside, tell
         self._log = EventLog(folder, "supervisor", job=job.name)
         self._log.write(ProcessStarted(command=shlex.join(sys.argv)))
-        self._token = token_of(folder)
+        self._token, self._token_is_new = token_of(folder)
         self._lighthouse = LighthouseProcess(
-            job.lighthouse, job.name, self._token, folder, cluster, self._environment(), self._node_for_lighthouse
-        )
+            job.lighthouse, job.name, self._token, folder, cluster, self._environment(), self._node_for_lighthouse,
+            lambda: not self._running,
+        )  # fmt: skip
         self._running: dict[str, set[tuple[str, str]]] = {}  # by group: its processes, node and name
         self._codes: dict[str, list[int | None]] = {}
         self._began: dict[str, float] = {}
@@ -101,6 +104,7 @@ class Service:
         self._keeping = asyncio.Lock()
         self._loaded = (-1, -1)  # the newest checkpoint that was loaded, and in which start of the run
         self._said_s, self._said_step = time.monotonic(), -1  # when it was said how far the run has come
+        self._term_s = float("-inf")
         self._terms = 0  # how often an operator has asked for an end
         self._over: asyncio.Future[a.Over] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,12 +116,18 @@ class Service:
         """Until the run is over; the exit code."""
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signalled, number)
         (self.folder / self.job.checkpoints).mkdir(parents=True, exist_ok=True)  # preflight looks for room there
         nodes = len(self.machine.nodes)
         say(f"lightkeeper: {self.job.name}: {self.job.groups} groups on {nodes} nodes, in {self.folder}")
-        await self._take_up(await self.cluster.open(self._told))
+        running = await self.cluster.open(self._told)
+        try:
+            await self._take_up(running)
+        except BaseException:
+            await self.cluster.close(end=not running)
+            raise
         threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
         self._spawn(self._hear())
         self._spawn(self._ticks())
@@ -135,6 +145,7 @@ class Service:
             self._reading.set()
             for task in list(self._tasks):
                 task.cancel()
+            await self._keep()
             await self.cluster.close(end=ends)
         say(f"lightkeeper: {over.reason}")
         return over.code
@@ -145,6 +156,11 @@ class Service:
 
     async def _take_up(self, running: Sequence[tuple[str, str]]) -> None:
         """What an earlier supervisor left goes on; what has ended since is judged; what it did not know is ended."""
+        if running and self._token_is_new:
+            raise ToldError(
+                f"{self.folder / 'token'} is gone, and what runs knows it: put it back, or wait until all has ended "
+                f"({self.job.budget.orphan_s:g} s)"
+            )
         state = read_state(self.folder / STATE)
         known: dict[str, list[str]] = {}
         if state is not None:
@@ -161,9 +177,9 @@ class Service:
             self._began[name] = state["began"].get(name, 0.0) if state is not None else 0.0
         strangers = []
         for node, name in running:
-            if name == LIGHTHOUSE and self._lighthouse.own:
-                self._lighthouse.taken_up(node)
-            elif node not in known.get(name, []):
+            if name == LIGHTHOUSE and self._lighthouse.own and self._lighthouse.taken_up(node):
+                continue
+            if node not in known.get(name, []):
                 await self.cluster.kill(node, name)
                 strangers.append((node, name))
         until = time.monotonic() + GONE_S_MAX
@@ -188,9 +204,20 @@ class Service:
             except OSError as error:
                 say(f"lightkeeper: cannot write {self.folder / STATE}: {error.strerror or error}")
 
+    def _hung_up(self) -> None:
+        """The terminal is gone; the run is not."""
+        with (self.folder / "logs" / "supervisor.log").open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        say("lightkeeper: the terminal is gone; goes on, and says so here")
+
     def _signalled(self, number: int) -> None:
         notice = number == signal.SIGUSR1
+        now = time.monotonic()
+        if not notice and now - self._term_s < ONE_WORD_S:
+            return  # to the process and to its group: one word
         self._terms += not notice
+        self._term_s = self._term_s if notice else now
         if self._terms > 1:
             assert self._over is not None
             if not self._over.done():
@@ -444,6 +471,9 @@ class Service:
     async def _launch(self, launch: a.Launch) -> None:
         while not self._lighthouse.address:
             await asyncio.sleep(0.05)
+            if self.machine.stopping:
+                await self._do(self.machine.ended(launch.group, End(0, asked=True), time.monotonic()))
+                return
         self._running[launch.group] = {(node, launch.group) for node in launch.nodes}
         self._codes[launch.group] = []
         self._began[launch.group] = time.time()

@@ -28,6 +28,7 @@ from lightkeeper.manager.sessions import kill_sessions
 LINE_BYTES_MAX = 4 << 20
 SOCKET, PID, DRAIN = "host.sock", "host.pid", "drain"
 WHY_BYTES_MAX = 200
+STARTED_AS = "LIGHTKEEPER_STARTED_AS"  # node's folder and name of the process
 GONE_S_MAX = 5.0
 POLL_S = 0.05
 
@@ -52,6 +53,9 @@ class Host:
 
     async def run(self) -> None:
         """Serves until it is told to end, or nobody comes."""
+        for process in marked(self._mark("")):  # of a host before, which was killed
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         path = self.folder / SOCKET
         path.unlink(missing_ok=True)
         with short(path) as address:
@@ -103,7 +107,8 @@ class Host:
         with log.open("ab") as output:
             os.fsync(output.fileno())
             child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env={**environment, STARTED_AS: self._mark(name)},
                 start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         self.children[name], self.below[name] = child, {}
@@ -154,8 +159,14 @@ class Host:
         except OSError:
             return None
 
+    def _mark(self, name: str) -> str:
+        """Told to a process, and by it to all that it starts, daemons too."""
+        return f"{self.folder.absolute()}:{name}"
+
     async def _clear(self, name: str) -> None:
         """Nothing of it is left: whatever it started and did not end itself is killed."""
+        for process in marked(self._mark(name)):
+            self.below[name].setdefault(process.pid, process)
         end = time.monotonic() + GONE_S_MAX
         while (
             left := [process for process in self.below[name].values() if _lives(process)]
@@ -168,6 +179,9 @@ class Host:
     def _kill_all(self) -> None:
         for name in list(self.children):
             self._kill(name)
+        for process in marked(self._mark("")):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         for child in self.children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(GONE_S_MAX)
@@ -185,6 +199,16 @@ def short(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes that were told a mark that begins so."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(STARTED_AS, "").startswith(mark):
+                found.append(process)
+    return found
 
 
 def _lives(process: psutil.Process) -> bool:

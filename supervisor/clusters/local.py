@@ -111,6 +111,11 @@ class Local:
         folder = self.folder / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         link = await _Link.to(name, folder / SOCKET)
+        if link is not None and not await _answers(link):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(link.pid, signal.SIGKILL)
+            link.close()
+            link = None
         if link is None:
             _start_host(folder, self._orphan_s)
             end = time.monotonic() + HOST_S_MAX
@@ -219,6 +224,14 @@ class _Link:
 
     def close(self) -> None:
         self._writer.close()
+
+
+async def _answers(link: _Link) -> bool:
+    try:
+        await link.ask({"do": "list"})
+    except CannotStart:
+        return False
+    return True
 
 
 def _peer(writer: asyncio.StreamWriter) -> int:

@@ -32,6 +32,13 @@ FORKS = (
     "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], "
     "start_new_session=True); print(child.pid, flush=True); time.sleep(60)"
 )
+DAEMON = (
+    "import os, sys, time\n"
+    "if os.fork(): sys.exit(os.wait()[1])\n"
+    "os.setsid()\n"
+    "if pid := os.fork(): print(pid, flush=True); os._exit(0)\n"
+    "time.sleep(60)"
+)
 WITHIN_S = 20.0
 
 
@@ -125,6 +132,42 @@ def test_a_kill_leaves_nothing_that_was_started(make: Callable[[Path], Local], t
             assert gone(below), "it had a session of its own"
 
     asyncio.run(run())
+
+
+def test_a_daemon_that_left_its_parents_is_ended_with_what_started_it(
+    make: Callable[[Path], Local], tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with opened(make, tmp_path) as (cluster, heard, _):
+            daemon = int(await start(cluster, tmp_path, DAEMON))
+            await heard.wait_for(Exited("n0", "g0", 0))
+            await until(lambda: gone(daemon))
+
+    asyncio.run(run())
+
+
+def test_a_host_that_is_frozen_when_the_next_supervisor_comes_is_replaced(
+    make: Callable[[Path], Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "HOST_S_MAX", 3.0)
+
+    async def first() -> tuple[int, int]:
+        cluster = make(tmp_path)
+        await cluster.open(lambda _: None)
+        await start(cluster, tmp_path, SLEEPS)
+        host = cluster.pid_of("n0")
+        started = psutil.Process(host).children()[0].pid
+        os.kill(host, signal.SIGSTOP)
+        await cluster.close(end=False)
+        return host, started
+
+    async def second(host: int, started: int) -> None:
+        async with opened(make, tmp_path) as (cluster, _, running):
+            assert running == [] and cluster.pid_of("n0") != host
+            await until(lambda: gone(started))
+            await start(cluster, tmp_path, SLEEPS, "g1")
+
+    asyncio.run(second(*asyncio.run(first())))
 
 
 def test_one_name_stands_for_one_process_and_what_cannot_start_is_said(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lightkeeper.errors import ToldError, UsageError
@@ -19,6 +20,7 @@ from lightkeeper.supervisor.aside import Aside
 from lightkeeper.supervisor.clusters.interface import CannotStart, Exited, Heard, NodeCame, NodeLost
 from lightkeeper.supervisor.jobfile import JobFile
 from lightkeeper.supervisor.quarantine_file import QuarantineFile
+from lightkeeper.supervisor.requeue import requeue
 from lightkeeper.supervisor.service import Service
 from lightkeeper.supervisor.tables import read_table
 
@@ -215,11 +217,15 @@ def test_a_lighthouse_that_never_comes_up_ends_it_with_a_line(tmp_path: Path, mo
     assert nodes.closed is True
 
 
-def test_a_second_word_of_an_operator_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_second_word_of_an_operator_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightkeeper.supervisor.service.ONE_WORD_S", 0.2)
+
     async def meanwhile(job: Job) -> None:
         await job.until_started(("n0", "g0"), ("n1", "g1"))
         signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # at once, to its process group: the same word
         await job.until(lambda: len(job.nodes.signals) == 2)
+        await asyncio.sleep(0.3)
         signal.raise_signal(signal.SIGTERM)
 
     job = Job(tmp_path)
@@ -271,3 +277,82 @@ def test_a_state_that_is_damaged_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "supervisor.json").write_text(text)
     with pytest.raises(ToldError, match=r"supervisor\.json is damaged .*remove it"):
         Job(tmp_path).run(lambda job: asyncio.sleep(WITHIN_S))
+
+
+def test_a_requeue_that_hangs_is_killed_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightkeeper.supervisor.requeue.REQUEUE_S_MAX", 0.3)
+    pids = tmp_path / "pids"
+    told = asyncio.run(requeue(["sh", "-c", f"sleep 60 & echo $! > {pids}; sleep 60"], tmp_path / "requeue.log"))
+    assert "did not end within 0.3 s" in told and told.startswith("the run does not go on by itself: ")
+    assert not psutil.pid_exists(int(pids.read_text())) or is_zombie(int(pids.read_text()))
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_token_that_is_gone_while_groups_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ToldError, match=r"token is gone, and what runs knows it: put it back"):
+        Job(tmp_path, Nodes([("n0", "g0")])).run(lambda job: asyncio.sleep(WITHIN_S))
+
+
+@pytest.mark.parametrize("address", [None, ""])
+def test_a_lighthouse_is_taken_up_by_what_its_log_says(tmp_path: Path, address: str | None) -> None:
+    async def first(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        raise KeyError("a bug")
+
+    async def second(job: Job) -> None:
+        await job.until(lambda: job.service._lighthouse.address == "127.0.0.1:1234")
+        job.finish()
+
+    with pytest.raises(KeyError):
+        Job(tmp_path).run(first)
+    file = tmp_path / "lighthouse.address"
+    file.unlink() if address is None else file.write_text(address)
+    later = Job(tmp_path, Nodes([("n0", "g0"), ("n1", "g1"), ("n2", "lighthouse")]))
+    assert later.run(second) == 0 and ("n2", "lighthouse") not in later.nodes.starts
+
+
+def test_a_run_that_is_stopped_before_its_lighthouse_is_there_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightkeeper.supervisor.lighthouse.FIRST_TRIES_MAX", 99)
+
+    async def meanwhile(job: Job) -> None:
+        await asyncio.sleep(0.2)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(WITHIN_S)
+
+    nodes = Nodes()
+    nodes.refuses = lambda node, name: "no" if name == "lighthouse" else ""
+    assert Job(tmp_path, nodes).run(meanwhile) == 0
+
+
+def test_a_preflight_that_cannot_say_why_blames_no_node(tmp_path: Path) -> None:
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n0", "check-g0"), ("n1", "check-g1"))
+        job.nodes.ends("n0", "check-g0", 1)  # its log is empty: the disk is full
+        job.nodes.ends("n1", "check-g1", 0)
+        await job.until_started(("n2", "check-g0"))
+        job.nodes.ends("n2", "check-g0", 0)
+        await job.until_started(("n2", "g0"), ("n1", "g1"))
+        job.finish()
+
+    job = Job(tmp_path, preflight={"enabled": True})
+    assert job.run(meanwhile) == 0 and not job.aside.excluded(["n0", "n1", "n2"])
+
+
+def test_another_jobs_folder_is_refused(tmp_path: Path) -> None:
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        job.finish()
+
+    assert Job(tmp_path).run(meanwhile) == 0
+    other = Job(tmp_path, name="other")
+    with pytest.raises(UsageError, match="holds the run of job j, and this is other"):
+        other.run(lambda job: asyncio.sleep(WITHIN_S))
+    assert other.nodes.closed is True, "nothing ran: nothing is left"
