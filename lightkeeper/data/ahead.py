@@ -22,7 +22,7 @@ class Ahead(Generic[T]):
 
     Attributes:
         limit: batches that are there or being made, at most; one more while the training loop waits for one that was
-            not foreseen.
+            not foreseen, and besides those that it no longer waits for, until their workers are done with them.
         workers: how many there are.
         wishes: what will be wanted, the most urgent first.
         ready: what is there.

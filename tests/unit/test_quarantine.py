@@ -180,7 +180,8 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> No
             written += writer.stdout.readline() != "ready\n"
         time.sleep(chance.random() * 0.005)  # no wait for anything: a moment within a write
         writer.send_signal(signal.SIGKILL)
-        written += len(writer.communicate(timeout=30)[0].splitlines())
+        written += len(writer.stdout.read().splitlines())  # not `communicate`, which leaves out what is buffered here
+        writer.wait(30)
         sure += written
         found = QuarantineFile(path).read().nodes
         count = found["n1"].count if found else 0
