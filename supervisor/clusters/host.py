@@ -161,7 +161,7 @@ class Host:
 
     def _mark(self, name: str) -> str:
         """Told to a process, and by it to all that it starts, daemons too."""
-        return f"{self.folder.absolute()}:{name}"
+        return f"{self.folder.absolute()}:{name}:" if name else f"{self.folder.absolute()}:"
 
     async def _clear(self, name: str) -> None:
         """Nothing of it is left: whatever it started and did not end itself is killed."""
