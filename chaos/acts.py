@@ -17,12 +17,13 @@ import psutil
 from lightkeeper.chaos.targets import NotHere, Processes
 from lightkeeper.errors import ToldError
 from lightkeeper.manager.processes import is_stopped
+from lightkeeper.supervisor.clusters.host import DRAIN
 
 LEASE_S = 2.0  # a lighthouse's default
 SHORT_S = LEASE_S / 4
 STOPPED_S_MAX = 5.0
 SS_S_MAX = 10.0
-HOST, DRAIN = "lightkeeper.supervisor.clusters.host", "drain"
+HOST = "lightkeeper.supervisor.clusters.host"  # by which the process is started
 STALL, RAISE = signal.SIGRTMIN + 2, signal.SIGRTMIN + 3  # orders that `toy.py` takes
 SKIPPED = 77  # as automake's tests say it
 

@@ -32,6 +32,7 @@ from lightkeeper.chaos.watched import (
     Watched,
 )
 from lightkeeper.manager.processes import die_with_parent, is_stopped
+from lightkeeper.supervisor.logs import last_lines
 
 SAVE_EVERY = 20  # steps
 NODES_EACH = 4  # for each group: those that are suspected twice, and then burned in, are out for a while
@@ -149,7 +150,7 @@ class Supervised(Watched):
         child = self._child
         if child is None or child.poll() is None or self._ends_well:
             return ""
-        said = (self.folder / "supervisor.txt").read_text(errors="replace").strip().splitlines()
+        said = last_lines(self.folder / "supervisor.txt")
         return f"the supervisor ended with {child.returncode}: {said[-1] if said else 'it printed nothing'}"
 
     # ------------------------------------------------------------ the job

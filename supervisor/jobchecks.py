@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 from lightkeeper.errors import UsageError
-from lightkeeper.manager.settings import PREFIX, read_settings
 from lightkeeper.supervisor.jobfile import PLACES, JobFile
+from lightkeeper.supervisor.joboptions import check_settings
 from lightkeeper.supervisor.notify.settings import Command, is_reference
 from lightkeeper.supervisor.preflight.registry import choose
 from lightkeeper.wire import split_address
@@ -60,14 +60,10 @@ def _check_settings(job: JobFile) -> None:
             f"[lighthouse] lease_s {lease} must be below outage_budget_s {budget}: who waits would give up before the "
             "silent one is left out"
         )
-    options = {PREFIX + name.replace("-", "_").upper(): value for name, value in job.options.items()}
-    try:
-        read_settings(
-            options, group="g0", token="-", job=job.name, groups=job.groups, minimum=job.minimum, spares=job.spares,
-            ranks=job.ranks * job.nodes_per_group, nnodes=job.nodes_per_group, outage_budget_s=job.outage_budget_s,
-        )  # fmt: skip
-    except UsageError as error:
-        raise UsageError(str(error).replace(PREFIX, "")) from error
+    check_settings(
+        job.options, job=job.name, groups=job.groups, minimum=job.minimum, spares=job.spares,
+        ranks=job.ranks * job.nodes_per_group, nnodes=job.nodes_per_group, outage_budget_s=job.outage_budget_s,
+    )  # fmt: skip
 
 
 def _check_preflight(options: tuple[str, ...]) -> None:

@@ -37,9 +37,25 @@ def read_options(table: Mapping[str, Any], where: str) -> dict[str, str]:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise UsageError(f"{where} {key} is text or a number, not {value!r}")
         options[name] = str(value)
+    try:
+        check_settings(options)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    return options
+
+
+def check_settings(options: Mapping[str, str], **given: Any) -> None:
+    """Reads what a launcher would be told, as it would.
+
+    Args:
+        options: by name, as words for the command line.
+        given: further fields of `Settings`.
+
+    Raises:
+        UsageError: a value cannot be right.
+    """
     variables = {PREFIX + name.replace("-", "_").upper(): value for name, value in options.items()}
     try:
-        read_settings(variables, group="g0", token="-")
+        read_settings(variables, group="g0", token="-", **given)
     except UsageError as error:
-        raise UsageError(f"{where}: {str(error).replace(PREFIX, '')}") from error
-    return options
+        raise UsageError(str(error).replace(PREFIX, "")) from error

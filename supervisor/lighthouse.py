@@ -14,6 +14,7 @@ from lightkeeper.checkpoint.files import write_whole
 from lightkeeper.errors import ToldError
 from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster
 from lightkeeper.supervisor.jobfile import Lighthouse
+from lightkeeper.supervisor.runfiles import ADDRESS
 from lightkeeper.words import say
 
 NAME = "lighthouse"
@@ -163,4 +164,4 @@ class LighthouseProcess:
 
     @property
     def _file(self) -> Path:
-        return self._folder / "lighthouse.address"
+        return self._folder / ADDRESS

@@ -467,8 +467,8 @@ class Supervisor:
         else:
             self.over = Over(0, f"stopped as asked ({self.stopping}); the same command goes on from there")
         requeue: list[Action] = [Requeue(self.stopping)] if self._again and not (self.finished or self.failure) else []
-        told = "finished" if self.finished else "failed" if self.failure else "stopped"
-        actions: list[Action] = [] if told == "stopped" or self.failure else [Tell(told, self.over.reason)]
+        well = self.finished and not self.failure  # of a failure somebody was told already
+        actions: list[Action] = [Tell("finished", self.over.reason)] if well else []
         return [*actions, *requeue, Note("run_ended", {"code": self.over.code, "reason": self.over.reason}), self.over]
 
     def _end_late(self, now: float) -> list[Action]:

@@ -11,6 +11,8 @@ import msgspec
 
 from lightkeeper.errors import ToldError
 
+STATE, TOKEN, ADDRESS = "supervisor.json", "token", "lighthouse.address"
+
 
 def read_state(path: Path) -> dict[str, Any] | None:
     """What an earlier supervisor left; None if there was none."""
@@ -37,11 +39,11 @@ def token_of(folder: Path) -> tuple[str, bool]:
     try:
         return _token_of(folder)
     except OSError as error:
-        raise ToldError(f"{folder / 'token'}: {error.strerror or error}") from error
+        raise ToldError(f"{folder / TOKEN}: {error.strerror or error}") from error
 
 
 def _token_of(folder: Path) -> tuple[str, bool]:
-    path = folder / "token"
+    path = folder / TOKEN
     if path.exists() and (token := path.read_text().strip()):
         return token, False
     folder.mkdir(parents=True, exist_ok=True)

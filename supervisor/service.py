@@ -49,13 +49,12 @@ from lightkeeper.supervisor.nodechecks import NodeChecks
 from lightkeeper.supervisor.notify.message import Message
 from lightkeeper.supervisor.places import AT_WORK
 from lightkeeper.supervisor.requeue import requeue
-from lightkeeper.supervisor.runfiles import damaged, read_state, token_of
+from lightkeeper.supervisor.runfiles import STATE, TOKEN, damaged, read_state, token_of
 from lightkeeper.words import say
 
 TICK_S = 0.5
 PROGRESS_S = 60.0
 ONE_WORD_S = 1.0
-STATE = "supervisor.json"
 GONE_S_MAX = 10.0  # for what is killed at the start to be gone
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
 
@@ -134,7 +133,7 @@ class Service:
         self._spawn(self._lighthouse.mind())
         ends = True
         try:
-            await self._do(self._first())
+            await self._do(self.machine.start(time.monotonic()))
             over = await self._over
         except Exception as error:
             ends = isinstance(error, ToldError)
@@ -150,15 +149,11 @@ class Service:
         say(f"lightkeeper: {over.reason}")
         return over.code
 
-    def _first(self) -> list[a.Action]:
-        actions = self.machine.start(time.monotonic())
-        return [one for one in actions if not (isinstance(one, a.StartLighthouse) and self._lighthouse.address)]
-
     async def _take_up(self, running: Sequence[tuple[str, str]]) -> None:
         """What an earlier supervisor left goes on; what has ended since is judged; what it did not know is ended."""
         if running and self._token_is_new:
             raise ToldError(
-                f"{self.folder / 'token'} is gone, and what runs knows it: put it back, or wait until all has ended "
+                f"{self.folder / TOKEN} is gone, and what runs knows it: put it back, or wait until all has ended "
                 f"({self.job.budget.orphan_s:g} s)"
             )
         state = read_state(self.folder / STATE)

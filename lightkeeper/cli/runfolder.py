@@ -13,10 +13,10 @@ import typer
 from lightkeeper.cli.options import DEFAULT_LIGHTHOUSE, TOKEN_VARIABLE, require_token
 from lightkeeper.errors import RunFolderError, UsageError
 from lightkeeper.manager.addresses import FILE
+from lightkeeper.supervisor.runfiles import ADDRESS, STATE, TOKEN
 
 VARIABLE = "LIGHTKEEPER_RUN_FOLDER"
 DEFAULT_JOB = "job"
-TOKEN, ADDRESS, STATE = "token", "lighthouse.address", "supervisor.json"
 
 RunFolder = Annotated[
     Path | None,
