@@ -27,11 +27,10 @@ from lightkeeper.supervisor.actions import (
 from lightkeeper.supervisor.attempts import Attempts
 from lightkeeper.supervisor.attribution import Blame, End, blame
 from lightkeeper.supervisor.jobfile import JobFile
-from lightkeeper.supervisor.places import AT_WORK, CHECKING, DONE, ENDING, PAUSED, WAITING, Group, Node
+from lightkeeper.supervisor.places import AT_WORK, CHECKING, DONE, ENDING, PAUSED, WAITING, Group
+from lightkeeper.supervisor.pool import Pool
 
-STRIKES_MAX = 2  # of a node that may be to blame, in one run
 ENDS_BUDGETS = 6.0  # outage budgets for a group to end in good order: one may keep the last step meanwhile
-BURN_IN_AGAIN_S = 30.0
 LEFT_OUT_S_MIN = 10.0  # or a quarter of an outage budget, for who was left out to end by itself
 QUORUM_LONG_S = 600.0  # after which a human is told that the quorum is not there
 
@@ -48,10 +47,7 @@ class Supervisor:
 
     def __init__(self, job: JobFile, nodes: Iterable[str], quarantined: Mapping[str, str], now: float) -> None:
         self.job = job
-        self.nodes = {name: Node(excluded=quarantined.get(name, "")) for name in nodes}
-        for node in self.nodes.values():
-            node.burn_in = bool(node.excluded) and job.burn_in.enabled
-        self._burning: set[str] = set()
+        self.pool = Pool(nodes, quarantined, job.burn_in.enabled)
         self.groups = {name: Group(since=now) for name in job.group_names}
         self.began = now
         self.attempts = Attempts(job.budget)
@@ -65,8 +61,6 @@ class Supervisor:
         self._starved_s: float | None = None
         self._told_starved = False
         self._resume_at = 0.0
-        self._passed = False  # whether some node has passed preflight
-        self._unsure: list[Action] = []  # what is done of nodes that failed it before one did
         self._ending_s: float | None = None  # since when nothing is started any more
 
     # ------------------------------------------------------------ the one before
@@ -76,7 +70,7 @@ class Supervisor:
         return {
             "attempts": self.attempts.state(),
             "step": self.step,
-            "nodes": {name: [node.strikes, node.failures] for name, node in self.nodes.items()},
+            "nodes": self.pool.state(),
             "groups": {
                 name: [list(one.nodes), one.starts, one.start, one.failures, one.state in (AT_WORK, ENDING)]
                 for name, one in self.groups.items()
@@ -92,9 +86,7 @@ class Supervisor:
         """
         self.attempts.take_up(state["attempts"])
         self.step = state["step"]
-        for name, (strikes, failures) in state["nodes"].items():
-            if name in self.nodes:
-                self.nodes[name].strikes, self.nodes[name].failures = strikes, failures
+        self.pool.take_up(state["nodes"])
         for name, (nodes, starts, start, failures, at_work) in state["groups"].items():
             group = self.groups.get(name)
             if group is None:
@@ -103,8 +95,7 @@ class Supervisor:
             if at_work:
                 group.nodes = tuple(nodes)
                 self._enter(group, AT_WORK, now)
-                for node in nodes:
-                    self.nodes.setdefault(node, Node()).group = name
+                self.pool.give(nodes, name)
 
     # ------------------------------------------------------------ what happens
 
@@ -134,32 +125,26 @@ class Supervisor:
 
     def node_came(self, name: str, now: float) -> list[Action]:
         """A node is there, for the first time or again."""
-        node = self.nodes.setdefault(name, Node())
-        node.lost, node.leaving = False, ""
-        return [Note("node_came", {"node": name}), *self._go_on(now)]
+        return [*self.pool.came(name), *self._go_on(now)]
 
     def node_leaving(self, name: str, why: str, now: float) -> list[Action]:
         """A node is to be left: it is drained, or preempted soon. Nobody is to blame for what ends there."""
-        node = self.nodes.setdefault(name, Node())
-        if node.leaving:
+        actions = self.pool.leaving(name, why)
+        if not actions:
             return []
-        node.leaving = why
-        actions: list[Action] = [Note("node_leaving", {"node": name, "reason": why})]
-        group = self.groups.get(node.group)
+        group = self._group_on(name)
         if group is not None and group.state == CHECKING:
             self._unready(group, now)
         elif group is not None and group.state == AT_WORK:
-            actions.append(Ask(node.group, f"{name} is to be left: {why}"))
+            actions.append(Ask(self.pool.nodes[name].group, f"{name} is to be left: {why}"))
         return actions + self._go_on(now)
 
     def node_lost(self, name: str, why: str, now: float) -> list[Action]:
         """A node is gone; the end of what ran there comes by itself."""
-        node = self.nodes.setdefault(name, Node())
-        if node.lost:
+        actions = self.pool.lost(name, why)
+        if not actions:
             return []
-        node.lost = True
-        actions: list[Action] = [Note("node_lost", {"node": name, "reason": why})]
-        group = self.groups.get(node.group)
+        group = self._group_on(name)
         if group is not None and group.state == CHECKING:
             self._unready(group, now)
         return actions + self._go_on(now)
@@ -170,33 +155,21 @@ class Supervisor:
 
     def checked(self, name: str, group_name: str, problem: str, evidence: str, now: float) -> list[Action]:
         """A node's preflight has ended; `problem` is empty if it is fit."""
-        group, node = self.groups[group_name], self.nodes[name]
+        group, node = self.groups[group_name], self.pool.nodes[name]
         seconds = round(now - group.since, 3)
         note = {"node": name, "group": group_name, "problem": problem, "seconds": seconds}
-        actions: list[Action] = [Note("node_checked", note)]
-        if problem:
-            found = self._exclude(name, f"preflight: {problem}", evidence)
-            if not self._passed:  # perhaps no node can pass: then it is what is asked of them, not they
-                self._unsure, found, node.burn_in = [*self._unsure, *found], [], False
-            actions += found
-        elif not self._passed:
-            self._passed = True
-            actions += self._unsure
-            for one in self._unsure:
-                if isinstance(one, Exclude):
-                    self.nodes[one.node].burn_in = self.job.burn_in.enabled
-        if group.state != CHECKING or name not in group.nodes:
-            return actions + self._go_on(now)
-        if problem or node.lost or node.leaving:
-            self._unready(group, now)
-        else:
-            group.unchecked.discard(name)
+        actions: list[Action] = [Note("node_checked", note), *self.pool.checked(name, problem, evidence)]
+        if group.state == CHECKING and name in group.nodes:
+            if problem or node.lost or node.leaving:
+                self._unready(group, now)
+            else:
+                group.unchecked.discard(name)
         return actions + self._go_on(now)
 
     def not_checked(self, name: str, group_name: str, now: float) -> list[Action]:
         """Nothing could be started on a node for its preflight: nobody knows whose fault that is."""
-        group, node = self.groups[group_name], self.nodes[name]
-        node.failures += 1
+        group = self.groups[group_name]
+        self.pool.nodes[name].failures += 1
         if group.state == CHECKING and name in group.nodes:
             self._release(group)
             group.failures += 1
@@ -232,33 +205,16 @@ class Supervisor:
 
     def burn_in_broke_off(self, name: str, now: float) -> list[Action]:
         """The node was lost during its burn-in, or could not say how it went: it is tried again."""
-        self._burning.discard(name)
-        self.nodes[name].burn_in_at = now + BURN_IN_AGAIN_S
+        self.pool.burn_in_broke_off(name, now)
         return self._go_on(now)
 
     def burned_in(self, name: str, returns: bool, why: str, now: float) -> list[Action]:
         """A burn-in of a node that is in quarantine has ended; whether it gets work again, and why or why not."""
-        node = self.nodes[name]
-        self._burning.discard(name)
-        node.burn_in = False
-        if returns:
-            node.excluded, node.strikes = "", 0
-        return [Note("burned_in", {"node": name, "returns": returns, "reason": why}), *self._go_on(now)]
+        return [*self.pool.burned_in(name, returns, why), *self._go_on(now)]
 
     def quarantine_is(self, reasons: Mapping[str, str], now: float) -> list[Action]:
         """Who is in quarantine, with the reason: somebody has changed it. Who is at work stays there."""
-        changed: list[Action] = []
-        unsure = set() if self._passed else {one.node for one in self._unsure if isinstance(one, Exclude)}
-        for name, node in self.nodes.items():
-            if name in unsure or name in self._burning:
-                continue
-            if node.excluded and name not in reasons:
-                node.excluded, node.strikes, node.burn_in = "", 0, False
-                changed.append(Note("node_released", {"node": name}))
-            elif name in reasons and not node.excluded:
-                node.excluded = reasons[name]
-                changed.append(Note("node_quarantined", {"node": name, "reason": reasons[name]}))
-        return [*changed, *self._go_on(now)]
+        return [*self.pool.quarantine_is(reasons), *self._go_on(now)]
 
     def stop(self, why: str, now: float, again: bool = False) -> list[Action]:
         """The run ends in good order: groups leave, nothing is started any more.
@@ -286,32 +242,19 @@ class Supervisor:
         self, name: str, group: Group, nodes: tuple[str, ...], end: End, found: Blame, worked_s: float, now: float
     ) -> list[Action]:
         group.failures = 1 if worked_s >= self.job.budget.good_s else group.failures + 1
-        actions = self._count_blame(name, nodes, end, found)
+        on, actions = self.pool.ended_on(nodes, end, found, name)
+        put_aside = found.whose in ("node", "maybe") and on and self.pool.nodes[on].excluded
+        if found.whose != "nobody" and not put_aside:
+            self.attempts.alike(found.kind, end.step, on or "+".join(nodes), group.start)
         self._enter(group, PAUSED, now)
         group.until = now + self.attempts.pause_s(group.failures)
         self.attempts.failed(self.step, group.start)
         if found.fatal:
             actions += self._give_up("usage", f"{name}: {found.why}", end.evidence, found.kind, name, code=2)
-        elif why := self.attempts.hopeless(found, end.step, len(self.nodes) == 1):
+        elif why := self.attempts.hopeless(found, end.step, len(self.pool.nodes) == 1):
             kind = "crash_loop" if "same" in why else "budget"
             actions += self._give_up(kind, f"{why}; last: {name}: {found.why}", end.evidence, found.kind, name)
         return actions
-
-    def _count_blame(self, name: str, nodes: tuple[str, ...], end: End, found: Blame) -> list[Action]:
-        for node in nodes:
-            self.nodes[node].failures += 1
-        on = end.node if end.node in nodes else nodes[0] if len(nodes) == 1 else ""
-        if found.whose == "node" and on:
-            return self._exclude(on, found.why, end.evidence, found.kind, name)
-        if found.whose == "maybe" and on:
-            self.nodes[on].strikes += 1
-            if self.nodes[on].strikes >= STRIKES_MAX:
-                why = f"{self.nodes[on].strikes} times: {found.why}"
-                return self._exclude(on, why, end.evidence, found.kind, name)
-        if found.whose == "nobody":
-            return []
-        self.attempts.alike(found.kind, end.step, on or "+".join(nodes), self.groups[name].start)
-        return []
 
     def _restart_all(self, why: str, now: float) -> list[Action]:
         if self.restarting or self.stopping or self.finished:
@@ -345,13 +288,9 @@ class Supervisor:
     def _ask_all(self, why: str) -> list[Action]:
         return [Ask(name, why) for name, group in self.groups.items() if group.state == AT_WORK]
 
-    def _exclude(self, name: str, reason: str, evidence: str, cause: str = "", group: str = "") -> list[Action]:
-        node = self.nodes[name]
-        if node.excluded:
-            return []
-        node.excluded, node.burn_in = reason, self.job.burn_in.enabled
-        noted = Note("node_quarantined", {"node": name, "reason": reason, "evidence": evidence})
-        return [noted, Exclude(name, reason, evidence), Tell("quarantine", f"{name}: {reason}", evidence, cause, group)]
+    def _group_on(self, node: str) -> Group | None:
+        """Which has this node."""
+        return self.groups.get(self.pool.nodes[node].group)
 
     def _unready(self, group: Group, now: float) -> None:
         """A node of a group that was being checked is not fit: the group takes another."""
@@ -382,12 +321,7 @@ class Supervisor:
                 self._enter(group, AT_WORK, now)
                 started = {"group": name, "nodes": list(group.nodes), "start": group.starts}
                 actions += [Note("group_started", started), Launch(name, group.nodes, group.starts)]
-        for name, node in self.nodes.items():
-            busy = node.lost or node.group or name in self._burning or now < node.burn_in_at
-            if node.burn_in and not busy:
-                self._burning.add(name)
-                actions.append(BurnIn(name))
-        return actions + self._mind_starvation(now)
+        return actions + self.pool.to_burn_in(now) + self._mind_starvation(now)
 
     def _end_left_out(self, now: float) -> list[Action]:
         """Who was left out and has not ended, with a good time for what it keeps of that, is frozen or hangs."""
@@ -400,15 +334,10 @@ class Supervisor:
         return actions
 
     def _allocate(self, name: str, group: Group, now: float) -> list[Action]:
-        free = [node for node, one in self.nodes.items() if one.free]
-        free.sort(key=lambda node: (self.nodes[node].strikes, self.nodes[node].failures))  # the best known first
-        wanted = self.job.nodes_per_group
-        if len(free) < wanted:
+        group.nodes = self.pool.take(self.job.nodes_per_group, name)
+        if not group.nodes:
             return self._say_waits(name, group)
         group.waits = ""
-        group.nodes = tuple(free[:wanted])
-        for node in group.nodes:
-            self.nodes[node].group = name
         self._enter(group, CHECKING, now)
         if not self.job.preflight.enabled:
             return []
@@ -417,12 +346,7 @@ class Supervisor:
 
     def _say_waits(self, name: str, group: Group) -> list[Action]:
         """Says once why a group has no node, and again when that is another reason."""
-        taken = {"lost": [], "to be left": [], "in quarantine": []}  # type: dict[str, list[str]]
-        for node, one in self.nodes.items():
-            if not one.group and not one.free:
-                taken["lost" if one.lost else "to be left" if one.leaving else "in quarantine"].append(node)
-        why = "; ".join(f"{state}: {', '.join(nodes)}" for state, nodes in taken.items() if nodes)
-        why = why or "all nodes have groups"
+        why = self.pool.why_none()
         if group.waits == why:
             return []
         group.waits = why
@@ -435,15 +359,8 @@ class Supervisor:
             self._starved_s, self._told_starved = None, False
             return []
         self._starved_s = now if self._starved_s is None else self._starved_s
-        may_come = any(node.may_come for node in self.nodes.values())
-        excluded = sorted(name for name, node in self.nodes.items() if node.excluded)
-        if not may_come and excluded:
-            return [
-                *self._give_up(
-                    "quorum_lost", "no node is left: " + "; ".join(f"{n} ({self.nodes[n].excluded})" for n in excluded)
-                ),
-                *self._go_on(now),
-            ]
+        if none := self.pool.why_none_comes():
+            return [*self._give_up("quorum_lost", f"no node is left: {none}"), *self._go_on(now)]
         if now - self._starved_s >= QUORUM_LONG_S and not self._told_starved:
             self._told_starved = True
             return [Tell("quorum_lost", f"fewer than {self.job.minimum} groups have nodes since {QUORUM_LONG_S:g} s")]
@@ -484,8 +401,7 @@ class Supervisor:
         return actions
 
     def _release(self, group: Group) -> None:
-        for node in group.nodes:
-            self.nodes[node].group = ""
+        self.pool.release(group.nodes)
         group.nodes, group.unchecked = (), set()
 
     def _enter(self, group: Group, state: str, now: float) -> None:

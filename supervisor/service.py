@@ -119,7 +119,7 @@ class Service:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signalled, number)
         (self.folder / self.job.checkpoints).mkdir(parents=True, exist_ok=True)  # preflight looks for room there
-        nodes = len(self.machine.nodes)
+        nodes = len(self.machine.pool.nodes)
         say(f"lightkeeper: {self.job.name}: {self.job.groups} groups on {nodes} nodes, in {self.folder}")
         running = await self.cluster.open(self._told)
         try:
@@ -421,8 +421,8 @@ class Service:
 
     def _node_for_lighthouse(self) -> str:
         """The last one that can be used: a spare has it, if there is one, so that it does not die with a group."""
-        there = [name for name, node in self.machine.nodes.items() if not (node.lost or node.excluded or node.leaving)]
-        return (there or list(self.machine.nodes))[-1]
+        there = [name for name, node in self.machine.pool.nodes.items() if not (node.lost or node.excluded or node.leaving)]
+        return (there or list(self.machine.pool.nodes))[-1]
 
     async def _check(self, check: a.Check) -> None:
         start = self.machine.groups[check.group].starts + 1

@@ -318,7 +318,7 @@ def test_a_drained_node_is_left_in_good_order_and_its_group_goes_elsewhere() -> 
     world.passes(1)
     assert world.launches() == [] or ("g2", ("n1",)) not in world.launches(), "no work while it is drained"
     world.take(world.machine.node_came("n1", world.now))
-    assert world.machine.nodes["n1"].leaving == ""
+    assert world.machine.pool.nodes["n1"].leaving == ""
 
 
 def test_a_node_that_is_drained_in_preflight_is_replaced() -> None:
@@ -380,4 +380,4 @@ def test_who_was_started_again_in_place_is_not_ended() -> None:
 def test_a_node_that_tells_how_its_group_ended_is_not_gone() -> None:
     world = World()
     world.ended("g1", End(code=-9, kind="silent", cause="its manager's stream broke", confidence=0.9))
-    assert not world.all(a.Exclude) and world.machine.nodes["n1"].strikes == 1
+    assert not world.all(a.Exclude) and world.machine.pool.nodes["n1"].strikes == 1
