@@ -13,9 +13,7 @@ from typing import Any
 from lightkeeper.supervisor.actions import (
     Action,
     Ask,
-    BurnIn,
     Check,
-    Exclude,
     Finish,
     Launch,
     Note,

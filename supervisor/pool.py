@@ -1,4 +1,4 @@
-"""The nodes of a run: who is free, lost, to be left, in quarantine, or tried there. Pure, as the machine that has it."""
+"""The nodes of a run: who is free, lost, to be left, in quarantine, or tried there. Pure, a part of the machine."""
 
 from __future__ import annotations
 

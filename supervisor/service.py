@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import shlex
 import signal
@@ -27,7 +26,6 @@ from lightkeeper.events.schema import Committed, GroupLost, Joined, ProcessStart
 from lightkeeper.events.writer import EventLog
 from lightkeeper.supervisor import actions as a
 from lightkeeper.supervisor.aside import Aside
-from lightkeeper.supervisor.attribution import End
 from lightkeeper.supervisor.clusters.interface import (
     CannotStart,
     Cluster,
@@ -37,26 +35,23 @@ from lightkeeper.supervisor.clusters.interface import (
     NodeLeaving,
     NodeLost,
 )
-from lightkeeper.supervisor.facts import end_of
 from lightkeeper.supervisor.jobfile import JobFile
 from lightkeeper.supervisor.jobshape import check_shape, shape_of
-from lightkeeper.supervisor.launching import launch_argv
 from lightkeeper.supervisor.lighthouse import NAME as LIGHTHOUSE
 from lightkeeper.supervisor.lighthouse import LighthouseProcess
-from lightkeeper.supervisor.logs import last_line, last_lines
 from lightkeeper.supervisor.machine import Supervisor
 from lightkeeper.supervisor.nodechecks import NodeChecks
 from lightkeeper.supervisor.notify.message import Message
 from lightkeeper.supervisor.places import AT_WORK
 from lightkeeper.supervisor.requeue import requeue
 from lightkeeper.supervisor.runfiles import STATE, TOKEN, damaged, read_state, token_of
+from lightkeeper.supervisor.starts import Starts
 from lightkeeper.words import say
 
 TICK_S = 0.5
 PROGRESS_S = 60.0
 ONE_WORD_S = 1.0
 GONE_S_MAX = 10.0  # for what is killed at the start to be gone
-SETTLE_S = 0.5  # for the last events of a group that has ended to be there
 
 
 Seen: TypeAlias = CheckpointLoaded | Committed | GroupLost | Joined | ProcessStarted  # what it looks for in the log
@@ -86,18 +81,10 @@ class Service:
         self._token, self._token_is_new = token_of(folder)
         self._lighthouse = LighthouseProcess(
             job.lighthouse, job.name, self._token, folder, cluster, self._environment(), self._node_for_lighthouse,
-            lambda: not self._running,
+            lambda: not self._starts.running,
         )  # fmt: skip
-        self._running: dict[str, set[tuple[str, str]]] = {}  # by group: its processes, node and name
-        self._codes: dict[str, list[int | None]] = {}
-        self._began: dict[str, float] = {}
-        self._asked: set[str] = set()
-        self._unseen: set[str] = set()  # groups that ended while no supervisor was there
-        self._logs: dict[str, list[Path]] = {}  # of each group's newest start, by node
-        self._incarnations: dict[str, set[str]] = {}  # by group: all that have said something
-        self._former: dict[str, set[str]] = {}  # those that it had when it was started last
+        self._starts = Starts(job, folder, cluster, self._environment())
         self._lost: dict[str, str] = {}  # nodes, and why
-        self._unstarted: dict[str, str] = {}  # groups, and why a part of them could not be started
         self._checks = NodeChecks(job, folder, cluster, self._environment())
         self._stamp, self._changes = aside.stamp(), 0  # of the quarantine: as it was read, and by us
         self._keeping = asyncio.Lock()
@@ -161,15 +148,11 @@ class Service:
         if state is not None:
             try:
                 check_shape(self.job, state["shape"], running)
-                self._logs = {group: [Path(path) for path in paths] for group, paths in state["logs"].items()}
                 self.machine.take_up(state["machine"], time.monotonic())
+                known = {name: list(one.nodes) for name, one in self.machine.groups.items() if one.state == AT_WORK}
+                self._starts.take_up(state, known)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise damaged(self.folder / STATE, error) from error
-            known = {name: list(one.nodes) for name, one in self.machine.groups.items() if one.state == AT_WORK}
-        for name, nodes in known.items():
-            self._running[name] = {(node, name) for node in nodes}
-            self._codes[name] = []
-            self._began[name] = state["began"].get(name, 0.0) if state is not None else 0.0
         strangers = []
         for node, name in running:
             if name == LIGHTHOUSE and self._lighthouse.own and self._lighthouse.taken_up(node):
@@ -180,10 +163,9 @@ class Service:
         until = time.monotonic() + GONE_S_MAX
         while not self._told_ends.issuperset(strangers) and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        for process in {one for processes in self._running.values() for one in processes} - set(running):
-            if process not in self._told_ends:  # its host, which would know, is another one
-                self._unseen.add(process[1])
-                self._happened.put_nowait(Exited(*process, None))
+        for node, name in set(self._starts.running) - set(running) - self._told_ends:
+            self._starts.unseen(name)  # its host, which would know, is another one
+            self._happened.put_nowait(Exited(node, name, None))
         if running:
             alive = sorted({name for node, name in running if node in known.get(name, [])})
             say(f"lightkeeper: goes on with what runs already: {', '.join(alive) or 'the lighthouse alone'}")
@@ -191,9 +173,8 @@ class Service:
     async def _keep(self) -> None:
         """For the next supervisor; a disk that is full ends no run."""
         async with self._keeping:
-            logs = {group: list(map(str, paths)) for group, paths in self._logs.items()}
-            state = {"job": self.job.name, "shape": shape_of(self.job), "began": self._began, "logs": logs}
-            data = msgspec.json.encode({**state, "machine": self.machine.state()})
+            known = {"job": self.job.name, "shape": shape_of(self.job), "machine": self.machine.state()}
+            data = msgspec.json.encode({**known, **self._starts.state()})
             try:
                 await asyncio.to_thread(write_whole, self.folder / STATE, data)
             except OSError as error:
@@ -238,9 +219,9 @@ class Service:
                 await self._do(self.machine.node_lost(happening.node, happening.why, now))
                 if happening.node == self._lighthouse.node:
                     await self._lighthouse_ended()
-                for group, processes in list(self._running.items()):
-                    for one in [one for one in processes if one[0] == happening.node]:
-                        await self._exited(group, one, None)
+                for node, group in self._starts.running:
+                    if node == happening.node:
+                        self._exited(node, group, None)
             elif isinstance(happening, NodeCame):
                 self._lost.pop(happening.node, None)
                 await self._do(self.machine.node_came(happening.node, now))
@@ -254,62 +235,30 @@ class Service:
             await self._lighthouse_ended()
             return
         self._checks.exited(exited)
-        for group, processes in list(self._running.items()):
-            if (exited.node, exited.name) in processes:
-                await self._exited(group, (exited.node, exited.name), exited.code)
+        self._exited(exited.node, exited.name, exited.code)
 
     async def _lighthouse_ended(self) -> None:
         self._lighthouse.ended()
         await self._do(self.machine.lighthouse_ended(time.monotonic()))
 
-    async def _exited(self, group: str, process: tuple[str, str], code: int | None) -> None:
-        """A part of a group has ended; its end is told when all parts have."""
-        self._running[group].discard(process)
-        self._codes[group].append(code)
-        if self._running[group]:
-            return
-        del self._running[group]
-        self._spawn(self._judge(group))
+    def _exited(self, node: str, name: str, code: int | None) -> None:
+        """Perhaps a part of a group; its end is told when all parts have ended."""
+        if self._starts.exited(node, name, code):
+            self._spawn(self._judge(name))
 
     async def _judge(self, group: str) -> None:
-        ended_s = time.monotonic()
-        await asyncio.sleep(SETTLE_S)
-        codes = [code for code in self._codes.pop(group) if code is not None]
-        code = max(codes, key=lambda one: (one != 0, one), default=None)
-        nodes = self.machine.groups[group].nodes
-        lost = "; ".join(f"{node}: {self._lost[node]}" for node in nodes if node in self._lost)
-        since, asked = self._began[group], group in self._asked
-        self._asked.discard(group)
-        end = await asyncio.to_thread(end_of, str(self.folder), group, code, since, lost, asked)
-        unstarted = self._unstarted.pop(group, "")
-        unseen = group in self._unseen
-        self._unseen.discard(group)
-        if not end.cause and code != 0:
-            end = dataclasses.replace(end, cause=await asyncio.to_thread(self._said_last, group, code))
-        evidence = end.evidence or self._log_of(group)
-        after_s = time.monotonic() - ended_s
-        end = dataclasses.replace(end, after_s=after_s, unstarted=unstarted, unseen=unseen, evidence=evidence)
+        end = await self._starts.judge(group, self._lost)
         await self._do(self.machine.ended(group, end, time.monotonic()))
         await self._keep()
 
     def _message(self, tell: a.Tell) -> Message:
         """With the last lines of the group that it is about."""
-        logs = self._logs.get(tell.group)
-        lines = last_lines(logs[0]) if logs else ()
+        lines = self._starts.last_lines(tell.group)
         evidence = str(self.folder / tell.evidence) if tell.evidence else ""
         return Message(
             tell.kind, self.job.name, tell.text, run=str(self.folder), cause=tell.cause, evidence=evidence, lines=lines,
             host=socket.gethostname(), wall=time.time(),
         )  # fmt: skip
-
-    def _log_of(self, group: str) -> str:
-        """Of the first node of its newest start, below the run's folder."""
-        return str(self._logs[group][0].relative_to(self.folder)) if self._logs.get(group) else ""
-
-    def _said_last(self, group: str, code: int | None) -> str:
-        """How it ended, with the last line of its launcher."""
-        ended = "nobody knows how it ended" if code is None else f"it exited {code}"
-        return f"{ended}: {last_line(self._logs[group][0])}" if self._logs.get(group) and code != -9 else ""
 
     async def _ticks(self) -> None:
         while True:
@@ -348,13 +297,13 @@ class Service:
                     loop.call_soon_threadsafe(self._seen, event)
 
     def _seen(self, event: Seen) -> None:
-        known = self._incarnations.setdefault(event.group, set())
+        if event.group not in self.machine.groups:
+            return
         if isinstance(event, GroupLost):
-            if event.incarnation in known - self._former.get(event.group, set()):  # not of an earlier start
+            if self._starts.is_of_newest(event.group, event.incarnation):
                 self.machine.left_out(event.group, time.monotonic())
             return
-        if event.incarnation not in known:
-            known.add(event.incarnation)
+        if self._starts.spoke(event.group, event.incarnation):
             self.machine.came_back(event.group)
         if isinstance(event, Committed):
             self.machine.committed(event.step)
@@ -371,7 +320,8 @@ class Service:
             elif isinstance(action, a.Check):
                 self._spawn(self._check(action))
             elif isinstance(action, a.Launch):
-                self._spawn(self._launch(action))
+                self._starts.begin(action.group, action.nodes, action.start)
+                self._spawn(self._launch(action.group))
             elif isinstance(action, a.BurnIn):
                 self._spawn(self._burn_in(action.node))
             elif isinstance(action, a.Requeue):
@@ -381,12 +331,9 @@ class Service:
                     return
             elif isinstance(action, a.Finish):
                 say(f"lightkeeper: {action.group} is ended: {action.why}")
-                for node, name in list(self._running.get(action.group, ())):
-                    await self.cluster.kill(node, name)
+                await self._starts.kill(action.group)
             elif isinstance(action, a.Ask):
-                self._asked.add(action.group)
-                for node, name in list(self._running.get(action.group, ())):
-                    await self.cluster.signal(node, name, signal.SIGUSR1)
+                await self._starts.ask(action.group)
             elif isinstance(action, a.Exclude):
                 say(f"lightkeeper: {action.node} is in quarantine: {action.reason}")
                 await self._exclude(action)
@@ -421,8 +368,9 @@ class Service:
 
     def _node_for_lighthouse(self) -> str:
         """The last one that can be used: a spare has it, if there is one, so that it does not die with a group."""
-        there = [name for name, node in self.machine.pool.nodes.items() if not (node.lost or node.excluded or node.leaving)]
-        return (there or list(self.machine.pool.nodes))[-1]
+        nodes = self.machine.pool.nodes
+        there = [name for name, node in nodes.items() if not (node.lost or node.excluded or node.leaving)]
+        return (there or list(nodes))[-1]
 
     async def _check(self, check: a.Check) -> None:
         start = self.machine.groups[check.group].starts + 1
@@ -463,26 +411,12 @@ class Service:
             say(f"lightkeeper: {shlex.join(self.job.requeue)}: the run is put back ({why})")
         return problem
 
-    async def _launch(self, launch: a.Launch) -> None:
-        while not self._lighthouse.address:
+    async def _launch(self, group: str) -> None:
+        while not (self._lighthouse.address or self._starts.is_called_off(group)):
             await asyncio.sleep(0.05)
-            if self.machine.stopping:
-                await self._do(self.machine.ended(launch.group, End(0, asked=True), time.monotonic()))
-                return
-        self._running[launch.group] = {(node, launch.group) for node in launch.nodes}
-        self._codes[launch.group] = []
-        self._began[launch.group] = time.time()
-        self._former[launch.group] = set(self._incarnations.get(launch.group, ()))
         await self._keep()
-        for rank, node in enumerate(launch.nodes):
-            log = self.folder / "logs" / f"launch-{launch.group}-{launch.start}-{node}.log"
-            self._logs[launch.group] = [*self._logs[launch.group], log] if rank else [log]
-            argv = launch_argv(self.job, self.folder, self._lighthouse.address, launch.group, rank)
-            try:
-                await self.cluster.start(node, launch.group, argv, self._environment(), log)
-            except CannotStart as error:
-                self._unstarted[launch.group] = str(error)
-                await self._exited(launch.group, (node, launch.group), None)
+        for node in await self._starts.launch(group, self._lighthouse.address):
+            self._exited(node, group, None)
 
     def _environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}

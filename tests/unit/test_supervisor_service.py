@@ -15,11 +15,13 @@ import pytest
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.events import read_run
 from lightkeeper.events.of_supervisor import GroupEnded, RunEnded
-from lightkeeper.events.schema import Finished
+from lightkeeper.events.schema import Finished, JobStopped
 from lightkeeper.events.writer import EventLog
+from lightkeeper.lighthouse.messages import QUORUM_LOST
 from lightkeeper.supervisor.aside import Aside
-from lightkeeper.supervisor.clusters.interface import CannotStart, Exited, Heard, NodeCame, NodeLost
+from lightkeeper.supervisor.clusters.interface import CannotStart, Exited, Heard, NodeCame, NodeLeaving, NodeLost
 from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.places import AT_WORK
 from lightkeeper.supervisor.quarantine_file import QuarantineFile
 from lightkeeper.supervisor.requeue import requeue
 from lightkeeper.supervisor.service import Service
@@ -289,6 +291,64 @@ def test_a_requeue_that_hangs_is_killed_and_told(tmp_path: Path, monkeypatch: py
     while not is_gone(int(pids.read_text())):  # a kill takes a moment
         assert time.monotonic() < until, "what it started was killed with it"
         time.sleep(0.01)
+
+
+def test_a_group_that_waits_for_the_lighthouse_leaves_a_node_that_is_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher is not there yet to be asked: it is not started there at all."""
+    monkeypatch.setattr("lightkeeper.supervisor.lighthouse.PAUSE_S", 0.01)
+
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        await without_lighthouse(job)
+        job.nodes.ends("n1", "g1", 1)
+        await job.until(lambda: bool(job.judged()) and "g1" in pending(job))
+        node = job.service.machine.groups["g1"].nodes[0]
+        job.nodes.heard(NodeLeaving(node, "maintenance"))
+        await job.until(lambda: ("g1", "nobody", "left") in job.judged())
+        job.nodes.refuses = lambda node, name: ""
+        await job.until(lambda: [name for _, name in job.nodes.starts].count("g1") == 2)
+        assert job.nodes.starts[-1][0] != node
+        job.finish()
+
+    assert Job(tmp_path).run(meanwhile) == 0
+
+
+def test_a_whole_job_restart_ends_a_group_that_waits_for_the_lighthouse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightkeeper.supervisor.lighthouse.PAUSE_S", 0.01)
+
+    async def meanwhile(job: Job) -> None:
+        await job.until_started(("n0", "g0"), ("n1", "g1"))
+        await without_lighthouse(job)
+        job.nodes.ends("n1", "g1", 1)
+        await job.until(lambda: bool(job.judged()) and "g1" in pending(job))
+        EventLog(tmp_path, "manager g0", job="j", group="g0", incarnation="i").write(
+            JobStopped(ok=False, reason=QUORUM_LOST)
+        )
+        job.nodes.ends("n0", "g0", 105)
+        await job.until(lambda: ("g1", "nobody", "quorum") in job.judged())
+        job.nodes.refuses = lambda node, name: ""
+        await job.until(lambda: [name for _, name in job.nodes.starts].count("g0") == 2)
+        await job.until(lambda: [name for _, name in job.nodes.starts].count("g1") == 2)
+        job.finish()
+
+    assert Job(tmp_path).run(meanwhile) == 0
+
+
+async def without_lighthouse(job: Job) -> None:
+    """It ends, and cannot be started."""
+    job.nodes.refuses = lambda node, name: "no" if name == "lighthouse" else ""
+    job.nodes.ends("n2", "lighthouse", -9)
+    await job.until(lambda: not job.service._lighthouse.address)
+
+
+def pending(job: Job) -> set[str]:
+    """Groups that are at work for the machine and have no process."""
+    at_work = {name for name, group in job.service.machine.groups.items() if group.state == AT_WORK}
+    return at_work - {name for _, name in job.nodes.running}
 
 
 def is_gone(pid: int) -> bool:
