@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.events.schema import Event
@@ -24,7 +23,8 @@ from lightkeeper.manager.epochs import Epochs
 from lightkeeper.manager.evidence.handler import RankEvidence, set_buffer_size
 from lightkeeper.manager.extras import ExtrasLayout
 from lightkeeper.manager.faults import VARIABLE, Injector, parse_faults
-from lightkeeper.manager.fingerprint import Modules, Optimizers, named_optimizers
+from lightkeeper.manager.fingerprint import Modules, Optimizers
+from lightkeeper.manager.given import all_modules, check_optimizers, register, shape_and_dtype, trained_parameters
 from lightkeeper.manager.groups import EpochGroup, GroupFailed, Over
 from lightkeeper.manager.joining import Joiner
 from lightkeeper.manager.pace import Pace
@@ -84,14 +84,14 @@ class Rank:
         self.seed = seed
         self.model, self.optimizer = model, optimizer
         self.place = place_of(place, self.rank, self.settings.ranks)
-        self._sync = GradientSync(_modules(model), sync)
-        self._parameters = _named_parameters(model)
+        self._sync = GradientSync(all_modules(model), sync)
+        self._parameters = trained_parameters(model)
         owngroups.settle(self.settings.timeouts, self._parameters[0][1].is_cuda)
-        _check_optimizers(optimizer, self._parameters)
+        check_optimizers(optimizer, self._parameters)
         self._layout = ExtrasLayout()
         self._before = BeforeExtras(self._layout)
         for name, given in (extras or {}).items():
-            self._layout.declare(name, *_shape_and_dtype(given))
+            self._layout.declare(name, *shape_and_dtype(given))
         self._manager = find_or_start_manager(self.settings)
         self.page = ProgressPage(self._manager.socket.parent / f"progress-{self.rank}")
         host = self._host = own_host(self.settings.host, self.settings.lighthouse)
@@ -101,11 +101,7 @@ class Rank:
         history_bytes = int(self.settings.history_mb * (1 << 20))
         self._entries = EntryHolder(token, host, form_timeout_s, self._turned_away, self._registry, history_bytes)
         self._joiner = Joiner(token, self._registry, self.settings.outage_budget_s, self._say)
-        register = local.Register(
-            token=self.settings.token, rank=self.rank, pid=os.getpid(), transfer=self._entries.address,
-            progress=str(self.page.path),
-        )  # fmt: skip
-        self._client = ManagerClient(self._manager.socket, register, self.page, self._manager.how_it_ended)
+        self._client = self._registered()
         registered = self._client.registered
         self._pace = Pace()
         self._record = StepRecord(self.settings, registered.incarnation, self.rank)
@@ -113,7 +109,7 @@ class Rank:
         faults = tuple(f for f in parse_faults(os.environ.get(VARIABLE, "")) if (f.group, f.rank) == me)
         self._injector = Injector(faults, f"rank {self.settings.group}/{self.rank}", registered.pid, self._record.write)
         backend = "nccl" if self._parameters[0][1].is_cuda else "gloo"
-        self._epochs = Epochs(self._client, self.rank, backend, host, self.settings.timeouts.form_timeout_s)
+        self._epochs = Epochs(self._client, self.rank, backend, host, form_timeout_s)
         self._plan: local.Plan | None = None
         self._watchers: list[Watcher] = []
         self._suspects: tuple[str, ...] | None = None  # None: nobody is suspected; empty: somebody
@@ -141,13 +137,21 @@ class Rank:
 
     def _register_state(self, exclude: Sequence[str], average_buffers: Sequence[str]) -> None:
         """What a returning group is given in any case."""
-        self._averages = AveragedBuffers(_modules(self.model), average_buffers) if average_buffers else None
+        self._averages = AveragedBuffers(all_modules(self.model), average_buffers) if average_buffers else None
         elsewhere = () if self._averages is None else tuple(self._averages.names)
-        _register(self._registry, "model", self.model, (*exclude, *elsewhere))
-        _register(self._registry, "optimizer", self.optimizer)
+        register(self._registry, "model", self.model, (*exclude, *elsewhere))
+        register(self._registry, "optimizer", self.optimizer)
         if self._averages is not None:
             self._layout.declare(EXTRA, (self._averages.numel,))
             self._registry.register("averaged-buffers", self._averages)
+
+    def _registered(self) -> ManagerClient:
+        """The connection to this group's manager, which knows of this rank then."""
+        register = local.Register(
+            token=self.settings.token, rank=self.rank, pid=os.getpid(), transfer=self._entries.address,
+            progress=str(self.page.path),
+        )  # fmt: skip
+        return ManagerClient(self._manager.socket, register, self.page, self._manager.how_it_ended)
 
     # ------------------------------------------------------------ votes and answers
 
@@ -481,57 +485,3 @@ class Rank:
 
     def _say(self, line: str) -> None:
         say(f"lightkeeper: {line}")
-
-
-def _modules(model: Modules) -> list[nn.Module]:
-    if isinstance(model, nn.Module):
-        return [model]
-    return list(model.values()) if isinstance(model, Mapping) else list(model)
-
-
-def _named_parameters(model: Modules) -> list[tuple[str, nn.Parameter]]:
-    modules = (
-        {"": model}
-        if isinstance(model, nn.Module)
-        else dict(model)
-        if isinstance(model, Mapping)
-        else dict(enumerate(model))
-    )
-    named = []
-    for prefix, module in modules.items():
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                named.append((f"{prefix}.{name}" if prefix != "" else name, parameter))
-    if not named:
-        raise UsageError("the model has no parameter that is trained")
-    return named
-
-
-def _check_optimizers(optimizers: Optimizers, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
-    known = {id(parameter) for _, parameter in parameters}
-    for _, optimizer in named_optimizers(optimizers):
-        given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        strange = [p for p in given if id(p) not in known]
-        if strange:
-            raise UsageError(
-                f"{type(optimizer).__name__} updates {len(strange)} parameters (of {len(given)}) that are not the "
-                "model's: nobody would reduce their gradients; give Manager every module that is trained"
-            )
-
-
-def _register(registry: StateRegistry, name: str, given: Any, exclude: Sequence[str] = ()) -> None:
-    """Registers one object, or several under numbered or given names."""
-    if isinstance(given, Mapping):
-        for key, obj in given.items():
-            registry.register(f"{name}-{key}", obj, exclude=exclude)
-    elif isinstance(given, Sequence):
-        for number, obj in enumerate(given):
-            registry.register(f"{name}-{number}", obj, exclude=exclude)
-    else:
-        registry.register(name, given, exclude=exclude)
-
-
-def _shape_and_dtype(given: Any) -> tuple[Any, ...]:
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], torch.dtype):
-        return given
-    return (given,)
