@@ -14,6 +14,7 @@ from lightkeeper.checkpoint.files import write_whole
 from lightkeeper.errors import ToldError
 from lightkeeper.supervisor.clusters.interface import CannotStart, Cluster
 from lightkeeper.supervisor.jobfile import Lighthouse
+from lightkeeper.supervisor.logs import last_line
 from lightkeeper.supervisor.runfiles import ADDRESS
 from lightkeeper.words import say
 
@@ -111,11 +112,11 @@ class LighthouseProcess:
         self._starting, tries = True, 0
         try:
             while not await self._start_once():
-                tries += 1
+                tries, why = tries + 1, last_line(self._log, self._said_before)
                 if tries >= FIRST_TRIES_MAX and not self._file.exists():
-                    raise ToldError(f"the lighthouse does not come up: {self._last_line()}")
+                    raise ToldError(f"the lighthouse does not come up: {why}")
                 pause_s = min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(tries, 10))
-                say(f"lightkeeper: the lighthouse did not come up ({self._last_line()}); again in {pause_s:g} s")
+                say(f"lightkeeper: the lighthouse did not come up ({why}); again in {pause_s:g} s")
                 await asyncio.sleep(pause_s)
         finally:
             self._starting = False
@@ -149,14 +150,6 @@ class LighthouseProcess:
         """Where it was before, if groups run that look for it there."""
         before = self._file.read_text().strip() if self._file.exists() else ""
         return before if before and not self._alone() else self._said.bind
-
-    def _last_line(self) -> str:
-        """Of its newest start."""
-        try:
-            said = self._log.read_bytes()[self._said_before :].decode(errors="replace").strip()
-        except OSError as error:
-            return error.strerror or str(error)
-        return said.splitlines()[-1] if said else f"it printed nothing; see {self._log}"
 
     @property
     def _log(self) -> Path:

@@ -11,18 +11,18 @@ END_BYTES = 16384
 LINES_MAX = 30
 
 
-def last_lines(log: Path) -> tuple[str, ...]:
-    """What was printed last; nothing if there is no log."""
+def last_lines(log: Path, since: int = 0) -> tuple[str, ...]:
+    """What was printed last, from byte `since` on; nothing if there is no log."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - END_BYTES))
+            file.seek(max(since, os.fstat(file.fileno()).st_size - END_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ()
     return tuple(line for line in lines if line.strip())[-LINES_MAX:]
 
 
-def last_line(log: Path) -> str:
-    """The last line, or that there is none."""
-    lines = last_lines(log)
+def last_line(log: Path, since: int = 0) -> str:
+    """The last line from byte `since` on, or that there is none."""
+    lines = last_lines(log, since)
     return shown(lines[-1].removeprefix("lightkeeper: ")) if lines else f"it printed nothing; see {log}"
