@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for folder in ("runs", "unit", "integrations"):
+for folder in ("runs", "unit", "integrations", "simulation"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 import pytest  # noqa: E402

@@ -1,4 +1,4 @@
-"""Every checker can fail: each is shown what it must not let pass, and something that it must."""
+"""Every checker of entries and shares can fail: shown what it must not let pass, and something that it must."""
 
 from __future__ import annotations
 
@@ -6,74 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from checkerbench import E1, E2, Bench, breaks, membership
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Activated, Note
 from lightkeeper.lighthouse.group import Group
-from lightkeeper.lighthouse.log import JobHistory
-from lightkeeper.lighthouse.names import Entry, Epoch, Member, Membership, Term, origin
+from lightkeeper.lighthouse.names import Entry, Epoch, Term, origin
 from lightkeeper.lighthouse.recovery import Recovery
-from lightkeeper.manager import local
-from lightkeeper.manager.actions import Tell, ToRanks
-from lightkeeper.simulator.checkers import Checkers, Violation
 from lightkeeper.simulator.collectives import Net
 from lightkeeper.simulator.history import Plan, run_history
 from lightkeeper.simulator.shape import Shape
-from lightkeeper.simulator.state import START, Arithmetic, Part, Reduced, State
+from lightkeeper.simulator.state import START, Part, State
 from lightkeeper.simulator.world import World
-
-E1, E2 = Epoch(1, Term(1, "lh")), Epoch(2, Term(1, "lh"))
-SHAPE = Shape(groups=2, microbatches=2, until=4)
-
-
-def breaks(invariant: str) -> Any:
-    return pytest.raises(Violation, match=f"^{invariant}: ")
-
-
-def membership(epoch: Epoch, *groups: str, base: Epoch | None = None, speeds: tuple[int, ...] = ()) -> Membership:
-    return Membership(epoch, tuple(Member(g, f"{g}-i1", f"{g}:m") for g in groups), base, speeds)
-
-
-class Bench:
-    """Checkers of a world in which nothing runs, and a job in epoch 1 of g0 and g1."""
-
-    def __init__(self, shape: Shape = SHAPE, speeds: tuple[int, ...] = ()) -> None:
-        self.world = World(1, shape)
-        self.checkers: Checkers = self.world.checkers
-        self.lighthouse = self.world.lighthouses[0]
-        self.sums = Arithmetic()
-        self.checkers._in_force(membership(E1, "g0", "g1", speeds=speeds))
-
-    def entry(self, step: int, epoch: Epoch = E1, serial: int = 0, base: State = START, again: bool = False) -> Reduced:
-        parts = tuple(("g0", k) for k in range(self.world.total(step)))
-        return Reduced(Entry(epoch, step), serial or step + 1, parts, 0, again, base.bits)
-
-    def state(self, *entries: Reduced) -> State:
-        state = START
-        for entry in entries:
-            state = self.sums.apply(state, entry)
-        return state
-
-    def reduces(self, epoch: Epoch, step: int, g0: State, g1: State, shares: tuple[tuple[int, ...], ...] = ()) -> None:
-        first, second = shares or (tuple(range(self.world.total(step))), ())
-        parts = {"g0": Part(first, 0, False, g0), "g1": Part(second, 0, False, g1)}
-        summed = tuple((name, k) for name, part in parts.items() for k in part.microbatches)
-        self.checkers.reduced(epoch, step, parts, Reduced(Entry(epoch, step), 9, summed, 0, False, g0.bits))
-
-    def rank(self, group: str, step: int, state: State, epoch: Epoch = E1) -> Any:
-        plan = local.Plan(
-            epoch=epoch.number, term=epoch.term.number, lighthouse=epoch.term.lighthouse, members=("g0", "g1"), slot=0,
-            step=step, share=(), total=2,
-        )  # fmt: skip
-        known = membership(epoch, "g0", "g1")
-        process = SimpleNamespace(group=group, incarnation=f"{group}-i1", machine=SimpleNamespace(known=known))
-        return SimpleNamespace(name=f"{group}/0", group=process, step=step, state=state, plan=plan)
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
 
 # ---------------------------------------------------------------- shares
 
@@ -327,181 +271,6 @@ def test_p1_no_reduce_in_a_group_that_is_not_formed(bench: Bench) -> None:
     net = Net(bench.world, E1, ("g0", "g1"))
     with breaks("P1"):
         net.put("g0", (0, 0, 0), Part((0,), 0, False, START), lambda total, who: None)
-
-
-# ---------------------------------------------------------------- names
-
-
-def obeys(promised: int = 0, known: Membership | None = None, acknowledged: Term | None = None) -> Any:
-    machine = SimpleNamespace(promised=promised, known=known, acknowledged=acknowledged)
-    return SimpleNamespace(incarnation="g0-i1", machine=machine)
-
-
-def test_i3_promises_epochs_and_terms_only_rise(bench: Bench) -> None:
-    later = membership(E2, "g0", base=E1)
-    bench.checkers.obeyed(obeys(5, later, Term(3, "lh")))
-    for lower in (obeys(4, later, Term(3, "lh")), obeys(5, later, Term(2, "lh")), obeys(5, later, None)):
-        with breaks("I3"):
-            bench.checkers.obeyed(lower)
-    with breaks("I3"):
-        bench.checkers.obeyed(obeys(5, membership(E1, "g0"), Term(3, "lh")))
-
-
-def test_i3_an_epoch_means_one_membership_and_a_term_one_reign(bench: Bench) -> None:
-    bench.checkers.obeyed(obeys(5, membership(E2, "g0", base=E1)))
-    with breaks("I3"):
-        bench.checkers.obeyed(
-            SimpleNamespace(incarnation="g1-i1", machine=obeys(5, membership(E2, "g1", base=E1)).machine)
-        )
-    with breaks("I3"):
-        bench.checkers.reigns(bench.lighthouse.machine.term)
-
-
-@pytest.mark.parametrize("message", [m.Prepare(E1), m.Prepare(E2), m.Activate(membership(E2, "g0"), 0, 2, ())])
-def test_i3_what_is_lower_or_repeated_has_no_effect(bench: Bench, message: m.ToManager) -> None:
-    bench.checkers.obeyed(obeys(2, membership(E2, "g0", base=E1)))
-    process: Any = SimpleNamespace(incarnation="g0-i1")
-    bench.checkers.received(process, message, [Tell(m.Query(E2))])
-    for effect in (ToRanks(local.Abort(below=2, reason="over")), Tell(m.Promise(E2, None, (), None, (), 2))):
-        with breaks("I3"):
-            bench.checkers.received(process, message, [effect])
-
-
-def test_i3_what_is_higher_has_an_effect_and_what_an_old_term_says_has_none(bench: Bench) -> None:
-    process: Any = SimpleNamespace(incarnation="g0-i1")
-    known = membership(E1, "g0", "g1")
-    bench.checkers.obeyed(obeys(1, known))
-    effect = [ToRanks(local.Abort(below=2, reason="over"))]
-    bench.checkers.received(process, m.Prepare(E2), effect)
-    bench.checkers.obeyed(obeys(1, known, Term(2, "lh")))
-    with breaks("I3"):
-        bench.checkers.received(process, m.Prepare(E2), effect)
-
-
-def test_i3_nobody_reduces_in_an_epoch_that_was_never_activated(bench: Bench) -> None:
-    with breaks("I3"):
-        bench.reduces(E2, 0, START, START)
-
-
-# ---------------------------------------------------------------- the lighthouse
-
-
-@pytest.mark.parametrize(
-    "message",
-    [m.Prepare(E2), m.Activate(membership(E2, "g0"), 0, 2, ()), m.Welcome(Term(9, "lh0.1"), 2000, 200)],
-    ids=lambda message: type(message).__name__,
-)
-def test_what_is_spoken_of_is_logged(bench: Bench, message: m.ToManager) -> None:
-    bench.lighthouse.disk.history = JobHistory(1, membership(E1, "g0", "g1"))
-    with breaks("log"):
-        bench.checkers.spoken(bench.lighthouse, message)
-    bench.lighthouse.disk.history = JobHistory(2, membership(E2, "g0"))
-    bench.lighthouse.disk.number = 9
-    bench.checkers.spoken(bench.lighthouse, message)
-
-
-def lost(detected_by: str) -> Note:
-    return Note("group_lost", {"group": "g0", "incarnation": "g0-i1", "detected_by": detected_by})
-
-
-def test_nobody_is_blamed_for_what_is_not_so(bench: Bench) -> None:
-    world, lighthouse = bench.world, bench.lighthouse
-    world.clock.now = 50.0
-    lighthouse.heard["g0-i1"] = 49.0
-    with breaks("blame"):
-        bench.checkers.noted(lighthouse, lost("lease"))
-    with breaks("blame"):
-        bench.checkers.noted(lighthouse, lost("frozen"))
-    lighthouse.heard["g0-i1"] = 40.0
-    bench.checkers.noted(lighthouse, lost("lease"))  # of an epoch that this lighthouse does not know
-    world.groups["g0"].ranks[0].freeze(5.0)
-    bench.checkers.noted(lighthouse, lost("frozen"))
-
-
-def test_nobody_is_left_out_for_silence_for_whom_nobody_waits(bench: Bench) -> None:
-    world, lighthouse = bench.world, bench.lighthouse
-    machine = lighthouse.machine
-    machine.newest = membership(E1, "g0", "g1")
-    machine.groups = {name: Group(name, f"{name}-i1", 0.0) for name in ("g0", "g1")}
-    world.clock.now = 50.0
-    bench.checkers.looks(lighthouse)
-    with breaks("blame"):
-        bench.checkers.noted(lighthouse, lost("lease"))
-    stream: Any = SimpleNamespace(process=SimpleNamespace(incarnation="g1-i1"))
-    for waiting_ms, lease in ((100, False), (2000, True)):
-        bench.checkers.hears(lighthouse, stream, m.Beat(1, 3, "reduce", waiting_ms, 0))
-        if lease:
-            bench.checkers.noted(lighthouse, lost("lease"))
-        else:
-            with breaks("blame"):
-                bench.checkers.noted(lighthouse, lost("lease"))
-    bench.checkers.hears(lighthouse, stream, m.Beat(1, 3, "compute", 0, 0))
-    machine.groups["g1"].failed = m.Failed(E1, 3, "connection closed by peer")
-    bench.checkers.looks(lighthouse)
-    bench.checkers.noted(lighthouse, lost("lease"))  # the epoch is over
-
-
-def test_nobody_is_left_out_for_lagging_who_does_not(bench: Bench) -> None:
-    machine = bench.world.groups["g0"].machine
-    bench.lighthouse.machine.activation = m.Activate(membership(E2, "g1", base=E1), 5, 2, ())
-    fenced = Note("fenced", {"group": "g0", "incarnation": "g0-i1", "reason": "it lags by more than one entry"})
-    machine.step = 3
-    bench.checkers.noted(bench.lighthouse, fenced)
-    machine.step = 4
-    with breaks("blame"):
-        bench.checkers.noted(bench.lighthouse, fenced)
-
-
-def test_a_contradiction_breaks_the_history(bench: Bench) -> None:
-    with breaks("I1"):
-        bench.checkers.noted(
-            bench.lighthouse, Note("job_stopped", {"reason": "the job contradicts itself and must not go on: two"})
-        )
-
-
-# ---------------------------------------------------------------- time
-
-
-def test_i2_who_was_left_out_ends_once_it_can_know(bench: Bench) -> None:
-    world = bench.world
-    while world.groups["g0"].stream is None or not world.groups["g0"].stream.at_lighthouse:
-        world.clock.step()
-    bench.checkers.noted(bench.lighthouse, Note("fenced", {"incarnation": "g0-i1"}))
-    bench.checkers.waits()
-    world.clock.now += 60.0
-    with breaks("I2"):
-        bench.checkers.waits()
-
-
-def test_i6_nothing_waits_without_a_bound(bench: Bench) -> None:
-    world = bench.world
-    bench.checkers.waits()
-    world.clock.now += 10 * SHAPE.budget_s + 10
-    with breaks("I6"):
-        bench.checkers.waits()
-
-
-def test_liveness_a_job_in_which_nothing_is_wrong_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that compute for ever, and say nothing of it: what stands is not excused."""
-    quiet = Plan(1, Shape(groups=2, until=200, microbatch_s=(0.1, 0.2)), ())
-    assert not run_history(quiet).invariant
-
-    def computes(rank: Any) -> None:
-        rank.enter("compute")
-        rank.later(5.0, computes, rank)
-
-    monkeypatch.setattr("lightkeeper.simulator.followers.Follower.begin", computes)
-    outcome = run_history(quiet)
-    assert outcome.invariant == "liveness" and "nothing is wrong" in outcome.what
-
-
-def test_what_a_machine_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(machine: Any, now: float) -> list[Any]:
-        raise KeyError("g7")
-
-    monkeypatch.setattr("lightkeeper.lighthouse.machine.JobMachine.tick", raises)
-    outcome = run_history(Plan(1, SHAPE, ()))
-    assert outcome.invariant == "crash" and "KeyError" in outcome.what
 
 
 def test_i7_one_group_without_faults_sums_every_step_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
