@@ -29,11 +29,10 @@ import datasets
 import torch
 import torch.distributed.checkpoint as dcp
 import torchtitan.components.dataloader as titan_dataloader
-import tyro
 from titan_groups import Job
+from titan_reading import GIVEN, job_of, reads_what_hsdp_reads
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.hf_datasets import DatasetConfig
 from torchtitan.hf_datasets.text_datasets import (
     DATASETS,
@@ -47,32 +46,8 @@ from lightkeeper.errors import UsageError
 from lightkeeper.integrations.torchtitan import data
 from lightkeeper.integrations.torchtitan.config import FaultTolerance
 from lightkeeper.integrations.torchtitan.data import SlotStreams
-from lightkeeper.integrations.torchtitan.mapstyle import MapDataLoader
 
-LENGTH = 32
 NAME = "tiny texts"
-
-
-class Bytes(BaseTokenizer):
-    """A token is a byte."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.eos_id = 1
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return [0, *text.encode(), 1]
-
-    def decode(self, ids: list[int], **_: Any) -> str:
-        return bytes(ids).decode(errors="replace")
-
-    def get_vocab_size(self) -> int:
-        return 256
-
-
-GIVEN: dict[str, Any] = {
-    "tokenizer": Bytes(), "seq_len": LENGTH, "local_batch_size": 2, "snapshot_every_n_steps": None,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -123,35 +98,6 @@ def no_pickles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def texts_config(**more: Any) -> Any:
     return HuggingFaceTextDataLoader.Config(dataset=NAME, **more)
-
-
-def job_of(config: Any, microbatches: int, places: int, groups: int, state_kb: int = 16) -> Job:
-    stand_in = SlotStreams.around(config, microbatches, state_kb)
-    return Job(
-        lambda places, place: stand_in.build(dp_world_size=places, dp_rank=place, **GIVEN), microbatches, places, groups
-    )
-
-
-def same(one: Any, other: Any) -> bool:
-    return one[0].keys() == other[0].keys() and all(
-        torch.equal(mine, theirs)
-        for mine, theirs in zip([*one[0].values(), one[1]], [*other[0].values(), other[1]], strict=True)
-    )
-
-
-def reads_what_hsdp_reads(job: Job, config: Any) -> None:
-    """Microbatch k's part p of step s is batch s of rank k * places + p of torchtitan alone, on as many ranks."""
-    ranks = job.microbatches * job.places
-    given = {**GIVEN, "snapshot_every_n_steps": 1}
-    alone = [iter(config.build(dp_world_size=ranks, dp_rank=rank, **given)) for rank in range(ranks)]
-    for step in range(job.step):
-        tokens = 0
-        for rank, batches in enumerate(alone):
-            expected = next(batches)
-            assert same(job.read.pop((step, *divmod(rank, job.places))), expected), (step, rank)
-            tokens += int((expected[1] != IGNORE_INDEX).sum())
-        assert job.tokens[step] == tokens
-    assert not job.read
 
 
 # ------------------------------------------------------------ torchtitan's own loaders
@@ -399,105 +345,3 @@ def test_a_checkpoint_of_other_microbatches_is_refused(tmp_path: Path) -> None:
         job_of(Numbers.Config(), 6, 1, groups=1).members["g0"].loaders[0].load_state_dict(saved)
     empty = SlotStreams.around(Numbers.Config(), 4).build(dp_world_size=1, dp_rank=0, **GIVEN)
     empty.load_state_dict({})  # torchtitan gives what it has
-
-
-# ------------------------------------------------------------ map-style data
-
-
-MADE: Counter[int] = Counter()
-
-
-class Rows:
-    """Sample i says i, and has a random number as an augmentation."""
-
-    def __init__(self, length: int, count: int) -> None:
-        self.length, self.count = length, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        MADE[index] += 1
-        inputs = {"input": torch.full((self.length,), index), "noise": torch.rand(2)}
-        return inputs, torch.tensor([IGNORE_INDEX if n % 3 == index % 3 else n for n in range(self.length)])
-
-
-def rows(*, tokenizer: Any, seq_len: int, path: str | None) -> Rows:
-    assert isinstance(tokenizer, Bytes)
-    return Rows(seq_len, int(path or 50))
-
-
-def map_config(**more: Any) -> Any:
-    return MapDataLoader.Config(**{"dataset": rows, "seed": 5, "num_workers": 0, **more})
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_map_style_data_is_read_as_by_torchtitan_alone(workers: int) -> None:
-    """Over a loss, a return, and more than one pass over the data."""
-    config = map_config(num_workers=workers)
-    MADE.clear()
-    job = job_of(config, 3, 2, groups=3)
-    for _ in range(5):
-        job.take_step()
-    made = sum(MADE.values())
-    assert made == (0 if workers else 5 * 3 * 2 * 2), (
-        "each sample once, counted and read; in the worker, if there is one"
-    )
-    assert job.take_step({"g2": 1})
-    job.join(healed=True)
-    job.take_step()
-    order = [batch[0]["input"][:, 0].tolist() for _, batch in sorted(job.read.items())]
-    flat = [index for batch in order for index in batch]
-    assert len(flat) == 7 * 12 and sorted(flat[:50]) == list(range(50)) and flat[:50] != list(range(50))
-    if workers:
-        for group in job.members.values():
-            for loader in group.loaders:
-                loader._loader.close()
-    noise = {key: batch[0].pop("noise") for key, batch in job.read.items()}
-    assert len({tuple(one.flatten().tolist()) for one in noise.values()}) == len(noise)
-    plain = MapDataLoader.Config(dataset=without_noise, seed=5, num_workers=0)
-    reads_what_hsdp_reads(job, plain)
-
-
-def without_noise(**given: Any) -> Any:
-    class Quiet(Rows):
-        def __getitem__(self, index: int) -> Any:
-            inputs, labels = super().__getitem__(index)
-            return {"input": inputs["input"]}, labels
-
-    made = rows(**given)
-    return Quiet(made.length, made.count)
-
-
-def test_map_style_data_that_is_read_once_ends_before_a_step_that_lacks_samples() -> None:
-    job = job_of(map_config(infinite=False, dataset_path="50"), 3, 2, groups=2)  # 12 samples a step
-    assert [job.take_step() for _ in range(5)] == [True] * 4 + [False] and job.step == 4
-    alone = MapDataLoader.Config(dataset=rows, seed=5, num_workers=0, infinite=False, dataset_path="50")
-    one = alone.build(dp_world_size=6, dp_rank=1, **GIVEN)
-    assert len(list(one)) == 4 and len(list(one)) == 4, "a validator iterates again"
-
-
-def test_torchtitan_alone_goes_on_after_a_checkpoint() -> None:
-    first = map_config().build(dp_world_size=2, dp_rank=1, **GIVEN)
-    batches = iter(first)
-    for _ in range(4):
-        next(batches)
-    again = map_config().build(dp_world_size=2, dp_rank=1, **GIVEN)
-    again.load_state_dict(first.state_dict())
-    assert again.state_dict() == {"read": 4} and same(next(iter(again)), next(batches))
-
-
-def test_a_data_set_by_name_and_what_is_wrong_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"{__name__}.rows"
-    config = tyro.cli(MapDataLoader.Config, default=map_config(), args=["--dataset", name, "--num-workers", "0"])
-    assert config.dataset == name
-    by_name = config.build(dp_world_size=1, dp_rank=0, **GIVEN)
-    assert same(next(iter(by_name)), next(iter(map_config().build(dp_world_size=1, dp_rank=0, **GIVEN))))
-    for wrong, says in (
-        ("", "give the dotted name"),
-        ("no_such_module.rows", "No module named 'no_such_module'"),
-        (f"{__name__}.columns", "has no function columns"),
-        (lambda **_: iter(()), "a .*iterator, has no length"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            SlotStreams.around(map_config(dataset=wrong), 2).build(dp_world_size=1, dp_rank=0, **GIVEN)
