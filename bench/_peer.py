@@ -80,36 +80,23 @@ def train(
         `rows_to`, with the suffix ``.killed``.
     """
     import torch
-    import torch.distributed as dist
     from torchft import Optimizer
 
     import lightkeeper
-    from lightkeeper.bench._compute import stack
 
-    torch.set_num_threads(1)
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(store.port), RANK="0", WORLD_SIZE="1")
-    model = stack(gradient_mb)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    manager = _manager(f"g{group}", model, optimizer, timedelta(seconds=timeout_s), members)
+    _store, model, optimizer, manager = _only_rank(f"g{group}", gradient_mb, timeout_s, members)
     wrapped = Optimizer(manager, optimizer)
     sizes = [p.numel() for p in model.parameters()]
     gradients = torch.zeros(sum(sizes))
     rows: list[dict[str, Any]] = []
     while manager.current_step() < steps:
         start, before = time.monotonic(), manager.current_step()
-        if freeze_at == ("compute", before):  # before it asks for its quorum, which is the better case for the others
-            os.kill(os.getpid(), signal.SIGSTOP)
+        _strike("compute", before, die_at, freeze_at, rows_to)
         wrapped.zero_grad()
         time.sleep(compute_s)
         gradients.fill_(1.0)
         work = manager.allreduce(gradients)
-        if die_at is not None and before == die_at:
-            if rows_to:
-                Path(f"{rows_to}.killed").write_text(str(time.monotonic()))
-            os.kill(os.getpid(), signal.SIGKILL)
-        if freeze_at == ("reduce", before):
-            os.kill(os.getpid(), signal.SIGSTOP)
+        _strike("reduce", before, die_at, freeze_at, rows_to)
         work.wait()
         works = manager.is_participating()
         for parameter, part in zip(model.parameters(), gradients.split(sizes), strict=True):
@@ -118,12 +105,47 @@ def train(
         now, after = time.monotonic(), manager.current_step()
         row = {"seconds": now - start, "before": before, "after": after, "at": now}
         rows.append({**row, "members": manager.num_participants(), "works": works})
-        if rows_to:
-            with open(rows_to, "a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+        _append(rows_to, rows[-1])
     rows[-1]["digest"] = lightkeeper.fingerprint(model, optimizer)
     manager.shutdown(wait=False)
     return rows
+
+
+def _only_rank(name: str, gradient_mb: float, timeout_s: float, members: int) -> tuple[Any, Any, Any, Any]:
+    """What the only rank of a group trains with: the group's store, its model, AdamW and the manager.
+
+    The store is served for as long as it is held.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from lightkeeper.bench._compute import stack
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(store.port), RANK="0", WORLD_SIZE="1")
+    model = stack(gradient_mb)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return store, model, optimizer, _manager(name, model, optimizer, timedelta(seconds=timeout_s), members)
+
+
+def _strike(where: str, step: int, die_at: int | None, freeze_at: tuple[str, int] | None, rows_to: str) -> None:
+    """Kills or stops this process, if it is to be here and now; when it was killed is left beside its rows.
+
+    As a step begins it has not asked for its quorum yet, which is the better case for the others.
+    """
+    if where == "reduce" and step == die_at:
+        if rows_to:
+            Path(f"{rows_to}.killed").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if freeze_at == (where, step):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _append(rows_to: str, row: dict[str, Any]) -> None:
+    if rows_to:
+        with open(rows_to, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 def _manager(name: str, model: Any, optimizer: Any, timeout: timedelta, members: int) -> Any:
