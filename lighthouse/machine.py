@@ -290,9 +290,7 @@ class JobMachine(Changes):
         """What a manager knows may be newer than the log (lost, or another lighthouse reigned meanwhile)."""
         actions: list[Action] = []
         known, acknowledged = hello.known, hello.acknowledged
-        if acknowledged is not None and not (
-            acknowledged.lighthouse == self.term.lighthouse and acknowledged <= self.term
-        ):
+        if acknowledged is not None and self._obeys_another(hello, acknowledged):
             actions += self._lose_reign()  # also to an older copy of its own log
         if acknowledged is not None and acknowledged > self.term:
             self.term = Term(acknowledged.number + 1, self.term.lighthouse)

@@ -25,7 +25,7 @@ from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.actions import Action, Activated, Close, Note, Send, Superseded
 from lightkeeper.lighthouse.group import Gone, Group
 from lightkeeper.lighthouse.job import CALLS_S, Death, Job, counts
-from lightkeeper.lighthouse.names import Member, Membership
+from lightkeeper.lighthouse.names import Member, Membership, Term
 from lightkeeper.lighthouse.spares import RESERVE
 from lightkeeper.lighthouse.speeds import Dealer
 
@@ -45,6 +45,17 @@ class TakeOver(Job):
             return []
         self.reigns = False
         return [] if self.newest is None else [Superseded()]
+
+    def _obeys_another(self, hello: m.Hello, acknowledged: Term) -> bool:
+        """Whether what a manager acknowledged last shows that another lighthouse may reign.
+
+        A lower term, of one whose word a take-over does not need, is no news once all whose word it needs obey this
+        term: who meets that has to take a higher one.
+        """
+        if acknowledged.lighthouse == self.term.lighthouse and acknowledged <= self.term:
+            return False
+        settled = self.newest is not None and not self._unanswered()
+        return acknowledged > self.term or self._needs(hello) or not settled
 
     def _learn_newest(self, newest: Membership) -> list[Action]:
         """An epoch that another lighthouse, or another's `Prepare`, put in force."""

@@ -30,6 +30,19 @@ def test_a_promise_waits_for_the_end_of_a_copy() -> None:
         assert bool(world.ended) == torn and bool(world.said(m.Promise)) != torn
 
 
+def test_who_copies_while_it_is_a_member_already_says_that_it_is_lost() -> None:
+    """It lost the entries before the one that takes it in, which came: its donors stand until it has answered."""
+    world = healed()
+    world.plan(2, "g0", "g2", "g1", base=1)
+    joiner_votes(world, "lost", 5, error="no donor has the entry that follows")
+    world.hears(m.Heal(9, donors("g0", "g2", ranks=1)))
+    world.forget()
+    world.hears(m.Prepare(epoch(3), epoch(2)))
+    assert [lost.reason for lost in world.said(m.Lost)] == ["e2/1@lh took it in, and its copy is from before that"]
+    joiner_votes(world, "healed", 9, activates=2)
+    assert not world.said(m.Promise) and world.machine.known is None, "nor does a flag make it a member now"
+
+
 def test_a_whole_copy_mends_half_of_one() -> None:
     world = joiner()
     joiner_votes(world, "lost", 0, torn=True, error="connection reset")

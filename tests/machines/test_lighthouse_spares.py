@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.actions import Superseded
 from lightkeeper.lighthouse.names import EVEN, Term
 from lightkeeper.lighthouse.status import status
 from tests.machines.world import FIRST, World
@@ -306,6 +307,28 @@ def test_a_reserve_is_sent_on_to_where_the_job_runs() -> None:
         world.pass_s(1)
     assert "it knows no such job, and begins one once it has heard 1 more group" in world.reason("g0")
     assert world.reason("g2") == "standby: no job runs here that g2 could be a reserve of"
+
+
+def test_a_reserve_that_obeyed_a_lighthouse_whose_log_is_lost_comes_in_and_ends_no_reign() -> None:
+    """All members obey this one: the reserve's word of the one before is no news, however often it is said."""
+    world = World(groups=2)
+    world.start()
+    known = world.newest
+    world.restart(log=False)
+    for _ in range(2):
+        world.arrive("g0", "g1", known=known, acknowledged=FIRST)
+        world.logged.clear()
+        world.arrive_if_taken("g2", role="reserve", place=1, acknowledged=FIRST, seen=known)
+        assert not world.told("g2", m.Refused) and not world.logged and world.machine.reigns
+        world.cut("g2")
+
+
+def test_a_reserve_that_obeys_a_higher_term_ends_the_reign() -> None:
+    """Whoever has that term may have taken the job over."""
+    world = World(groups=2)
+    world.start()
+    world.hello("g2", role="reserve", place=1, acknowledged=Term(2, "other"), seen=world.newest)
+    assert Superseded() in world.logged
 
 
 def test_a_job_is_not_over_while_one_that_a_planned_change_took_in_may_train() -> None:
