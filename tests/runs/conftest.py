@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from facts import Gold
-from harness import Job, run_gold
+from harness import Job, names, run_gold
 from lives import Lives
+from outages import STEPS
+from proxy import Proxy
 
 
 @pytest.fixture
@@ -52,3 +54,46 @@ def gold(tmp_path: Path):
         return _golds[key]
 
     return of
+
+
+_calm: dict[tuple[int, int], dict[int, str]] = {}
+
+
+@pytest.fixture
+def dealt_evenly(job: Job) -> None:
+    """Sums whose order follows how busy the machine is could not be compared with those of another job."""
+    job.settings["deal"] = "even"
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Callable[..., dict[int, str]]:
+    """Digest of the state after each step of a run of three groups in which nothing goes wrong."""
+
+    def of(steps: int = STEPS, groups: int = 3) -> dict[int, str]:
+        if (steps, groups) not in _calm:
+            job = Job(tmp_path / "calm")
+            job.settings["deal"] = "even"
+            try:
+                job.start_all(groups, steps=steps)
+                facts = job.finish()
+            finally:
+                job.end()
+            facts.check(steps, set(names(groups)))
+            _calm[steps, groups] = facts.traces["g0"].digests
+        return _calm[steps, groups]
+
+    return of
+
+
+@pytest.fixture
+def proxies() -> Iterator[Callable[[str], Proxy]]:
+    """Makes proxies, and ends them."""
+    made: list[Proxy] = []
+
+    def make(target: str) -> Proxy:
+        made.append(Proxy(target))
+        return made[-1]
+
+    yield make
+    for proxy in made:
+        proxy.close()
