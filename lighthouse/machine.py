@@ -214,23 +214,8 @@ class JobMachine(Changes):
             return [*actions, Send(connection, m.Fence(LEFT_OUT)), Close(connection)]
         if elsewhere := self._sends_on(hello, now):
             return [*actions, Send(connection, m.Refused(elsewhere, retry=True)), Close(connection)]
-        current = self.groups.get(hello.group)
-        if current is None or current.incarnation != hello.incarnation:
-            former, current = current, Group(hello.group, hello.incarnation, heard=now)
-            self.groups[hello.group] = current
-            actions += self._replaced(former)
-            self._hold_back(current, former, now)
-            if self.config is not None and not alike(self.config, hello):
-                self.config = hello  # nobody who is heard has other numbers, or it would have been refused
-        elif current.connection is not None:
-            actions.append(Close(current.connection))
-        current.connection, current.hello = connection, hello
-        current.hears(now)
-        if self._member(hello.group) is not None:
-            current.beat = None  # how far it was before its stream broke is no word of where it is now
-        current.parked = None  # nothing was said on this stream yet
-        if self.config is None or not self._others_joined(hello.group):
-            self.config = hello
+        actions += self._attach(connection, hello, now)
+        current = self.groups[hello.group]
         if current.gone is not None and not self._returns(current):
             if current.gone.detected_by == "left" and self.stopped is None:
                 return actions  # on its way out, in good order
@@ -255,6 +240,28 @@ class JobMachine(Changes):
             actions += self._send(current, m.Prepare(planned.epoch, planned.base, planned))
         actions += self._remind(current, now)
         self._interrupted(current, hello)
+        return actions
+
+    def _attach(self, connection: int, hello: m.Hello, now: float) -> list[Action]:
+        """From now on this stream is its group's: an earlier one is closed, an earlier incarnation replaced."""
+        actions: list[Action] = []
+        current = self.groups.get(hello.group)
+        if current is None or current.incarnation != hello.incarnation:
+            former, current = current, Group(hello.group, hello.incarnation, heard=now)
+            self.groups[hello.group] = current
+            actions += self._replaced(former)
+            self._hold_back(current, former, now)
+            if self.config is not None and not alike(self.config, hello):
+                self.config = hello  # nobody who is heard has other numbers, or it would have been refused
+        elif current.connection is not None:
+            actions.append(Close(current.connection))
+        current.connection, current.hello = connection, hello
+        current.hears(now)
+        if self._member(hello.group) is not None:
+            current.beat = None  # how far it was before its stream broke is no word of where it is now
+        current.parked = None  # nothing was said on this stream yet
+        if self.config is None or not self._others_joined(hello.group):
+            self.config = hello
         return actions
 
     def _ask_former(self, former: Group | None, now: float) -> list[Action]:
