@@ -12,6 +12,7 @@ import pytest  # noqa: E402
 
 import lightkeeper.wire  # noqa: E402, F401 - before any test imports grpc: it turns grpc's fork handlers off
 
+HEAL_FILES = ("test_heal.py", "test_heal_alike.py")
 # Healing takes 10 to 20 s a test, since a group has to die, start again and catch up: these stand for the rest in the
 # fast tier.
 HEAL_FAST = (
@@ -27,5 +28,5 @@ HEAL_FAST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the long tier of the healing tests."""
     for item in items:
-        if item.path.name == "test_heal.py" and not item.name.startswith(HEAL_FAST):
+        if item.path.name in HEAL_FILES and not item.name.startswith(HEAL_FAST):
             item.add_marker(pytest.mark.long)
