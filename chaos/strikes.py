@@ -11,13 +11,14 @@ from lightkeeper.chaos.supervised import SUPERVISOR, Supervised
 from lightkeeper.chaos.watched import STEP_S_MAX, Watched
 from lightkeeper.chaos.workloads import Workload
 from lightkeeper.events import schema
+from lightkeeper.events.of_progress import Slow, Stuck
 from lightkeeper.events.schema import Committed, Event, FaultInjected, GroupLost
 
 SETTLE_STEPS = 3  # that the others do after the fault before anything is mended
 KIND_S_MAX = 120.0  # for an event that takes a window of steps
 BACK_S_MAX = 150.0  # a cold start imports torch, and a group that died twice is held back
 KINDS: dict[str, type[Event]] = {
-    "stuck": schema.Stuck, "slow": schema.Slow, "user_error": schema.UserError, "fenced": schema.Fenced,
+    "stuck": Stuck, "slow": Slow, "user_error": schema.UserError, "fenced": schema.Fenced,
     "events_dropped": schema.EventsDropped, "healing": schema.Healing, "promoted": schema.Promoted,
     "left": schema.Left, "rejoined": schema.Rejoined,
 }  # fmt: skip

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from lightkeeper.events.of_progress import Quarantined, Stuck
 from lightkeeper.events.schema import (
     Activated,
     Committed,
@@ -26,10 +27,8 @@ from lightkeeper.events.schema import (
     OperatorFenced,
     Prepared,
     ProcessEnded,
-    Quarantined,
     Recovered,
     ReduceFailed,
-    Stuck,
     UserError,
 )
 from lightkeeper.lighthouse.messages import FIRST_EPOCH, QUORUM_LOST

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lightkeeper.diagnose import confidence_of
 from lightkeeper.events.incidents import Cluster, left_out, tells_of_an_end
+from lightkeeper.events.of_progress import Quarantined, Stuck
 from lightkeeper.events.schema import (
     Activated,
     Event,
@@ -20,9 +21,7 @@ from lightkeeper.events.schema import (
     GroupLost,
     LastPhases,
     ProcessEnded,
-    Quarantined,
     ReduceFailed,
-    Stuck,
     UserError,
 )
 from lightkeeper.manager import exits

@@ -15,6 +15,7 @@ from lightkeeper.events.advice import advice, and_go_on
 from lightkeeper.events.ending import runs
 from lightkeeper.events.incidents import Cluster, clusters
 from lightkeeper.events.lineage import lineage, pick
+from lightkeeper.events.of_progress import Slow, SlowEnded, Stuck
 from lightkeeper.events.outcome import Cost, costs, what_was_done
 from lightkeeper.events.schema import (
     Event,
@@ -25,9 +26,6 @@ from lightkeeper.events.schema import (
     ProcessStarted,
     Recovered,
     ReduceFailed,
-    Slow,
-    SlowEnded,
-    Stuck,
     UserError,
 )
 from lightkeeper.events.signals import Signal, signals

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightkeeper.events import schema
+from lightkeeper.events.of_progress import Armed, Stuck
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.actions import Action, Collect, Note, ToRanks
@@ -84,7 +84,7 @@ class Overdues(Leaving):
         deadlines = self.deadlines.news()
         if deadlines is None:
             return []
-        actions: list[Action] = [Note(schema.Armed(group=self.settings.group, deadlines=deadlines, learnt=True))]
+        actions: list[Action] = [Note(Armed(group=self.settings.group, deadlines=deadlines, learnt=True))]
         if not self._armed:
             self._armed = True
             told = ", ".join(f"{phase} {deadline_s:.0f} s" for phase, deadline_s in deadlines.items())
@@ -98,7 +98,7 @@ class Overdues(Leaving):
             return []
         self._said_stuck.add(key)
         how = self.deadlines.how(overdue.rank, view)
-        stuck = schema.Stuck(
+        stuck = Stuck(
             group=self.settings.group, rank=overdue.rank, phase=overdue.phase, step=overdue.step,
             since_s=overdue.idle_ms / 1000, deadline_s=overdue.deadline_ms / 1000, how=how,
             state=view.state,

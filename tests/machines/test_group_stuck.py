@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from groupworld import GroupWorld
 
-from lightkeeper.events import schema
+from lightkeeper.events.of_progress import Armed, Stuck
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.manager import exits, local
 from lightkeeper.manager.answers import RankView
@@ -43,7 +43,7 @@ def test_the_event_says_it_once_per_phase_and_step_and_the_rank_is_told() -> Non
     world = started()
     world.forget()
     does(world, 20.0, step=4)
-    (stuck,) = [event for event in world.events if isinstance(event, schema.Stuck)]
+    (stuck,) = [event for event in world.events if isinstance(event, Stuck)]
     assert (stuck.rank, stuck.phase, stuck.step, stuck.deadline_s) == (1, "compute", 4, 15.0)
     assert stuck.how == "learnt from 4 steps"
     (line,) = [say.line for say in world.pushed(1, local.Say)]
@@ -55,7 +55,7 @@ def test_it_says_that_it_watches_and_with_which_deadlines() -> None:
     world.start()
     for step in range(3):
         does(world, 1.0, step=step)
-    (armed,) = [event for event in world.events if isinstance(event, schema.Armed)]
+    (armed,) = [event for event in world.events if isinstance(event, Armed)]
     assert armed.learnt and armed.deadlines == {"compute": 15.0, "reduce": 15.0}
     (line,) = [say.line for say in world.pushed(0, local.Say)]
     assert line == "watches for ranks that make no progress: compute 15 s, reduce 15 s"
@@ -65,7 +65,7 @@ def test_what_was_declared_is_borne() -> None:
     world = started()
     world.forget()
     does(world, 100.0, "evaluation", 4, expected_s=120.0)
-    assert not [event for event in world.events if isinstance(event, schema.Stuck)]
+    assert not [event for event in world.events if isinstance(event, Stuck)]
 
 
 def test_a_group_that_nobody_waits_for_ends_after_as_long_as_a_reduce_may_stand() -> None:
@@ -84,7 +84,7 @@ def test_a_rank_that_was_answered_and_does_not_get_on_is_stuck_in_its_vote() -> 
     for tick in range(80):
         asks = RankView("vote", 4, 0.0, 0.0, 1000, asks_s=0.25 * (tick + 1))
         world.pass_s(0.25, {0: RankView("reduce", 5, 1.0, 0.0, 1000), 1: asks})
-    (stuck,) = [event for event in world.events if isinstance(event, schema.Stuck)]
+    (stuck,) = [event for event in world.events if isinstance(event, Stuck)]
     assert (stuck.rank, stuck.phase, stuck.step) == (1, "vote", 4)
 
 
@@ -95,7 +95,7 @@ def test_a_rank_that_waits_for_an_answer_is_not() -> None:
     for tick in range(80):
         asks = RankView("vote", 4, 0.0, 0.0, 1000, asks_s=0.25 * (tick + 1))
         world.pass_s(0.25, {0: RankView("compute", 4, 0.0, 0.0, 1000, idle_s=1.0), 1: asks})
-    assert not [event for event in world.events if isinstance(event, schema.Stuck)]
+    assert not [event for event in world.events if isinstance(event, Stuck)]
 
 
 def test_who_raised_and_takes_its_time_to_end_is_not_called_stuck() -> None:
@@ -104,7 +104,7 @@ def test_who_raised_and_takes_its_time_to_end_is_not_called_stuck() -> None:
     world.rank_says(1, error)
     world.forget()
     does(world, 9.0, step=4)
-    assert not [event for event in world.events if isinstance(event, schema.Stuck)]
+    assert not [event for event in world.events if isinstance(event, Stuck)]
 
 
 def test_a_group_whose_job_has_ended_does_not_wait_for_a_stuck_rank() -> None:

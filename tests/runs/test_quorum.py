@@ -6,6 +6,7 @@ import pytest
 from harness import Job
 
 from lightkeeper.events import schema, why
+from lightkeeper.events.of_progress import Stuck
 from lightkeeper.events.verdict import incidents
 from lightkeeper.manager import exits
 
@@ -30,7 +31,7 @@ def test_the_survivor_keeps_the_last_step_once_and_nobody_hurries_it(job: Job) -
     assert (stopped.ok, stopped.keep, stopped.reason) == (False, "g0", reason)
     assert reason.startswith("quorum lost: ") and "g1" in reason and "g2" in reason and "SIGKILL" in reason
     assert f"g0 keeps the state after step {last}, " in reason
-    assert not facts.all(schema.Stuck) and not facts.all(schema.Fenced, group="g0")
+    assert not facts.all(Stuck) and not facts.all(schema.Fenced, group="g0")
     assert f"ends with exit code 105: {reason}" in facts.said["g0"]
     told = "\n".join(line for incident in incidents(facts.events) for line in why.lines(incident))
     assert "quorum lost: the job ended, and g0 alone was to keep its last step" in told

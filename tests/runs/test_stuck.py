@@ -7,6 +7,7 @@ from facts import Facts
 from harness import Job
 
 from lightkeeper.events import schema
+from lightkeeper.events.of_progress import Armed, Quarantined, Slow, Stuck
 from lightkeeper.events.reader import seconds_between
 from lightkeeper.events.summary import samples_exactly_once
 
@@ -14,9 +15,9 @@ STEPS, AT, FLOOR_S = 12, 6, 2.0
 LIVE = {"g0", "g1"}
 
 
-def stuck(facts: Facts, fault: schema.FaultInjected) -> schema.Stuck:
+def stuck(facts: Facts, fault: schema.FaultInjected) -> Stuck:
     """What must be so whoever is stuck: said, left out for it, named, and nobody else."""
-    (said,) = facts.all(schema.Stuck)
+    (said,) = facts.all(Stuck)
     assert (said.group, said.rank, said.phase, said.step) == ("g2", 0, fault.phase, AT)
     assert said.since_s > said.deadline_s >= FLOOR_S and said.how.startswith("learnt from ")
     lost = facts.lost["g2"]
@@ -37,7 +38,7 @@ def test_a_rank_that_makes_no_progress_is_left_out_and_named(job: Job, kind: str
     facts = job.finish()
     facts.check(STEPS, LIVE, {"g2": -9})
     stuck(facts, facts.fault(kind, phase, "g2", AT))
-    armed = facts.all(schema.Armed)
+    armed = facts.all(Armed)
     assert "g2" in {event.group for event in armed} and all(event.learnt for event in armed)
     waits = [event for event in facts.all(schema.Waiting) if "g2" in event.whom]
     assert waits and f"{phase} of step {AT}" in waits[-1].why
@@ -63,7 +64,7 @@ def test_a_held_interpreter_lock_evicts_nobody_while_it_is_borne(job: Job) -> No
     facts = job.finish()
     fault = facts.fault("hold", "compute", "g2", AT)
     facts.check(STEPS, {"g0", "g1", "g2"})
-    assert not facts.lost and len(facts.epochs) == 1 and not facts.all(schema.Stuck)
+    assert not facts.lost and len(facts.epochs) == 1 and not facts.all(Stuck)
     assert max(c.seconds for c in facts.all(schema.Committed, step=AT)) > 1.9, fault
 
 
@@ -74,7 +75,7 @@ def test_ten_seconds_of_a_held_interpreter_lock_are_borne_by_default(job: Job) -
     facts = job.finish()
     facts.fault("hold", "compute", "g2", AT)
     facts.check(STEPS, {"g0", "g1", "g2"})
-    assert not facts.lost and not facts.all(schema.Stuck)
+    assert not facts.lost and not facts.all(Stuck)
 
 
 def test_if_all_groups_wait_for_one_thing_nobody_is_left_out(job: Job) -> None:
@@ -84,7 +85,7 @@ def test_if_all_groups_wait_for_one_thing_nobody_is_left_out(job: Job) -> None:
     facts = job.finish()
     assert {event.group for event in facts.all(schema.FaultInjected)} == LIVE
     assert facts.codes == dict.fromkeys(LIVE, 0) and samples_exactly_once(facts.events, STEPS).holds
-    assert {event.group for event in facts.all(schema.Stuck)} == LIVE, "both have said so"
+    assert {event.group for event in facts.all(Stuck)} == LIVE, "both have said so"
     assert not facts.lost and len(facts.epochs) == 1
 
 
@@ -97,7 +98,7 @@ def test_slow_first_steps_and_undeclared_evaluations_raise_no_alarm_and_a_stall_
     facts = job.finish(within_s=60)
     assert facts.codes == {"g0": 0, "g1": 0, "g2": -9} and samples_exactly_once(facts.events, 40).holds
     assert len(facts.all(schema.FaultInjected)) == 3 + 4 + 1
-    (said,) = facts.all(schema.Stuck)
+    (said,) = facts.all(Stuck)
     assert (said.group, said.step) == ("g2", 35)
     assert facts.lost.keys() == {"g2"} and facts.lost["g2"].detected_by == "progress"
 
@@ -109,7 +110,7 @@ def test_the_slow_one_is_named_with_what_it_costs_and_nobody_is_left_out(job: Jo
     facts.check(60, {"g0", "g1", "g2"})
     facts.fault("slow", "compute", "g2", 5)
     assert not facts.lost and len(facts.epochs) == 1
-    slow = facts.all(schema.Slow)
+    slow = facts.all(Slow)
     assert slow and {event.group for event in slow} == {"g2"}
     assert slow[0].factor > 1.25 and slow[0].costs > 0.1 and slow[0].done == "reported" and slow[0].rank == 0
 
@@ -119,9 +120,9 @@ def test_a_slow_group_is_asked_to_leave_where_that_is_wanted_and_a_spare_is_ther
     job.start_all(3, fault="slow=200:g1:compute:5", steps=120, delay=0.02, microbatches=2)
     facts = job.finish(within_s=90)
     assert facts.codes == {"g0": 0, "g1": 0, "g2": 0} and not facts.lost
-    (quarantined,) = facts.all(schema.Quarantined)
+    (quarantined,) = facts.all(Quarantined)
     assert quarantined.group == "g1" and "times what the others take" in quarantined.reason
-    assert [event.done for event in facts.all(schema.Slow)] == ["reported", "asked to leave"]
+    assert [event.done for event in facts.all(Slow)] == ["reported", "asked to leave"]
     assert facts.all(schema.Left, group="g1") and facts.members[-1] == ("g0", "g2")
 
 
@@ -135,4 +136,4 @@ def test_a_group_that_came_back_may_take_as_long_over_its_first_microbatch_as_at
     stalls = [fault for fault in facts.all(schema.FaultInjected) if fault.fault == "stall"]
     assert len(stalls) == 1 and facts.codes == {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}
     assert [event.group for event in facts.all(schema.GroupLost)] == ["g2"], "only the one that was killed"
-    assert not facts.all(schema.Stuck)
+    assert not facts.all(Stuck)

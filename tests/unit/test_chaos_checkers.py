@@ -16,6 +16,7 @@ from lightkeeper.chaos.checkers import Outcome, Struck, as_dict, check, redone, 
 from lightkeeper.chaos.faults import FAULTS, OTHER, VICTIM, Plan
 from lightkeeper.events import schema
 from lightkeeper.events.of_checkpoints import CheckpointLoaded, CheckpointSaved
+from lightkeeper.events.of_progress import Stuck
 from lightkeeper.events.of_supervisor import GroupEnded
 from lightkeeper.events.schema import Event, FaultInjected, GroupLost
 from lightkeeper.lighthouse.messages import FIRST_EPOCH
@@ -114,7 +115,7 @@ def test_a_loss_that_was_said_late_is_told() -> None:
 
 
 def test_what_must_follow_is_asked_for() -> None:
-    stuck = schema.Stuck(group="g1", rank=0, phase="compute", step=12, since_s=6.0, deadline_s=5.0, host="h")
+    stuck = Stuck(group="g1", rank=0, phase="compute", step=12, since_s=6.0, deadline_s=5.0, host="h")
     base = [
         msgspec.structs.replace(e, fault="stall", phase="compute") if isinstance(e, FaultInjected) else e
         for e in struck_run(by="progress")

@@ -17,6 +17,7 @@ from incident_events import ALL, EXITED, KILLED, STUCK, begins, failed, kept, lo
 from lightkeeper.cli.app import run
 from lightkeeper.errors import UsageError
 from lightkeeper.events import EventLog, why
+from lightkeeper.events.of_progress import Slow, SlowEnded, Stuck
 from lightkeeper.events.of_supervisor import JobRestarts, RunEnded, RunFailed
 from lightkeeper.events.schema import (
     Activated,
@@ -30,9 +31,6 @@ from lightkeeper.events.schema import (
     ProcessEnded,
     Recovered,
     Rejoined,
-    Slow,
-    SlowEnded,
-    Stuck,
 )
 from lightkeeper.events.verdict import combined, incidents
 

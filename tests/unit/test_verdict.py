@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that the helpers beside it 
 from incident_events import ALL, EXITED, KILLED, STUCK, begins, failed, kept, lost, of, one, over, phases, raised, start
 
 from lightkeeper.events import why
-from lightkeeper.events.schema import Committed, Event, Evidence, Fenced, JobStopped, Stuck
+from lightkeeper.events.of_progress import Stuck
+from lightkeeper.events.schema import Committed, Event, Evidence, Fenced, JobStopped
 from lightkeeper.events.verdict import combined, incidents
 
 REDUCES = "rank 0 reduce of step 12 for 0.4 s"
