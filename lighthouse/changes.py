@@ -58,8 +58,10 @@ class Changes(Endings):
         assert self.recovery is not None
         if self.recovery.complete:
             actions += self._activate(now)
-        if self.recovery is not None and self.recovery.complete and self.stopped is None:
-            actions += self._park(now) + self._heal(now)  # it stands, below the minimum
+        if self.recovery is not None and self.stopped is None:
+            actions += self._park(now)
+            if self.recovery.complete:  # it stands, below the minimum
+                actions += self._heal(now)
         return actions
 
     def _judge(self, now: float) -> list[Action]:

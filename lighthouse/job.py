@@ -410,9 +410,12 @@ class Job:
     # ------------------------------------------------------------ who is taken in
 
     def _outside(self) -> list[Group]:
-        """Groups in touch that have joined, are no members, and have not asked to leave."""
+        """Groups in touch that have joined, are no members, and have not asked to leave.
+
+        Who takes itself for a member is none of them: whether it is left out may have to show first.
+        """
         joined = (group for group in self._joined() if group.in_touch and not group.leaving)
-        return [group for group in joined if self._member(group.name) is None]
+        return [group for group in joined if self._member(group.name) is None and not was_member(group)]
 
     def _seated(self, now: float) -> list[Group]:
         """Those of them for whom the job has a use: as many as are missing, first come first.
@@ -462,6 +465,12 @@ class Job:
 
     def _others_joined(self, name: str) -> bool:
         return any(g.name != name and g.gone is None and g.join is not None for g in self.groups.values())
+
+
+def was_member(group: Group) -> bool:
+    """Whether it came as a member of the epoch that it knows."""
+    known = None if group.hello is None else group.hello.known
+    return known is not None and known.slot_of(group.name, group.incarnation) is not None
 
 
 def known_gone(group: Group) -> bool:

@@ -323,6 +323,18 @@ def test_a_reserve_that_obeyed_a_lighthouse_whose_log_is_lost_comes_in_and_ends_
         world.cut("g2")
 
 
+def test_who_comes_while_a_recovery_waits_is_told_that_the_job_runs() -> None:
+    """Else those who came meanwhile begin it anew at a lighthouse whose log is lost, and who is waited for lives."""
+    world = World(groups=3)
+    world.start()
+    known = world.newest
+    world.die("g0")
+    world.die("g1")
+    world.arrive("g0/i2", "g1/i2")
+    assert world.told("g0/i2", m.Outside)[-1].membership == known == world.told("g1/i2", m.Outside)[-1].membership
+    assert world.is_asked("g2") and not world.told("g2", m.Activate)
+
+
 def test_a_reserve_that_obeys_a_higher_term_ends_the_reign() -> None:
     """Whoever has that term may have taken the job over."""
     world = World(groups=2)

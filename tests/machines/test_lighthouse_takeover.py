@@ -202,6 +202,24 @@ def test_once_all_that_may_be_concerned_obey_the_untold_epoch_counts() -> None:
     assert world.newest.groups == ("g2",)
 
 
+def test_who_may_be_left_out_and_takes_itself_for_a_member_does_not_heal() -> None:
+    """g2 is told of the epoch without g0 and g1 and has yet to show it; g0 has been at b since, and comes back."""
+    world = World(3, term=A)
+    world.start()
+    known = world.newest
+    world.cut("g0", "g1")
+    world.fail("g2", 5)
+    world.pass_s(6, {"g2": 5}, waiting_ms=6000)
+    world.promise("g2", 4)
+    world.hello("g0", reads=False, known=known, acknowledged=Term(1, "b"))
+    world.join("g0")
+    world.pass_s(1)
+    assert not world.told("g0", m.Fence) and not world.told("g0", m.Heal) and not world.told("g2", m.Copy)
+    world.beat("g2", 5)
+    world.acknowledge("g0", "g2")
+    assert world.told("g0", m.Fence) and not world.told("g0", m.Heal)
+
+
 def test_only_who_reigns_says_that_an_epoch_stands() -> None:
     """g0 was frozen; A may have left it out meanwhile."""
     world = standby()
