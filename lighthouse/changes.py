@@ -25,7 +25,6 @@ from lightkeeper.lighthouse.recovery import (
 from lightkeeper.lighthouse.silence import Look
 from lightkeeper.lighthouse.speeds import changed, why
 
-COULD_NOT_FOLLOW = "it lost the entries before the one that made it a member"
 RECOVERIES_MAX = 3
 DEAL_S = 0.25
 WHY_CHARS_MAX = 200
@@ -323,11 +322,7 @@ class Changes(Endings):
             group = self.groups.get(member.group)
             if group is not None and group.incarnation == member.incarnation and self._member(group.name) is None:
                 self._has_left(group)
-        actions: list[Action] = []
-        for group in self._members():
-            if group.gone is None and group.lost_in >= planned.epoch.number:
-                group.gone = Gone(COULD_NOT_FOLLOW, "manager", "follow", 0)
-                actions.append(self._lost_note(group))
+        actions = self._take_in()
         note = Note(
             "activated",
             {

@@ -454,8 +454,8 @@ class JobMachine(Changes):
         if group.healing == self.copied:
             self.copied = None  # whatever is kept is of no use to it: a fresh boundary, after a breath
         group.healing, group.beat = None, None
-        if self.prepared:
-            group.lost_in = self.prepared[-1].epoch.number
+        elsewhere = () if group.hello is None else group.hello.prepared
+        group.lost_in = max((p.epoch.number for p in (*self.prepared, *elsewhere)), default=group.lost_in)
         group.admit_s = now + min(BACKOFF_S, AGAIN_S * 2**group.tries)
         note = {"group": group.name, "incarnation": group.incarnation, "reason": lost.reason}
         return [Note("heal_failed", note)]

@@ -34,6 +34,7 @@ VISITS_MAX = 10_000
 ON_ITS_WAY = "it was on its way out when this lighthouse first heard of it"
 OVER = "the job that it was in has ended, and nobody goes on from there; start this group again"
 LEFT_OUT = "the job has gone on without it under another lighthouse"
+COULD_NOT_FOLLOW = "it lost the entries before the one that made it a member"
 
 
 class TakeOver(Job):
@@ -65,7 +66,33 @@ class TakeOver(Job):
         self.highest = max(self.highest, newest.epoch.number)
         self.visits.clear()  # who called before it knew the epoch may have found another lighthouse since
         self._expect(newest)
-        return actions + self._fence_left_out()
+        return actions + self._fence_left_out() + self._take_in()
+
+    def _take_in(self) -> list[Action]:
+        """An entry has made them members: from now on they have to go on, and who lost the entries before it cannot."""
+        actions: list[Action] = []
+        for group in self._members():
+            if group.beat is None or not group.beat.epoch:
+                group.moved_s = self._ticked_s
+            if group.gone is None and self.newest is not None and group.lost_in >= self.newest.epoch.number:
+                group.gone = Gone(COULD_NOT_FOLLOW, "manager", "follow", 0)
+                actions.append(self._lost_note(group))
+        return actions
+
+    def _lost_note(self, group: Group) -> Note:
+        assert group.gone is not None
+        gone = group.gone
+        self.first_failure = self.first_failure or f"{group.name}: {gone.cause}"
+        fields = {
+            "group": group.name,
+            "incarnation": group.incarnation,
+            "cause": gone.cause,
+            "detected_by": gone.detected_by,
+            "phase": gone.phase,
+            "step": gone.step,
+        }
+        more = {"rank": gone.rank} if gone.rank >= 0 else {}
+        return Note("group_lost", {**fields, **more, **({"since_s": gone.since_s} if gone.since_s else {})})
 
     def _expect(self, newest: Membership) -> None:
         """Its members may have yet to call; what is known here of their earlier incarnations tells nothing of them."""

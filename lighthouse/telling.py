@@ -20,21 +20,6 @@ SAY_STANDING_S = 1.0
 class Telling(Leaves):
     """A job that says what goes on in it."""
 
-    def _lost_note(self, group: Group) -> Note:
-        assert group.gone is not None
-        gone = group.gone
-        self.first_failure = self.first_failure or f"{group.name}: {gone.cause}"
-        fields = {
-            "group": group.name,
-            "incarnation": group.incarnation,
-            "cause": gone.cause,
-            "detected_by": gone.detected_by,
-            "phase": gone.phase,
-            "step": gone.step,
-        }
-        more = {"rank": gone.rank} if gone.rank >= 0 else {}
-        return Note("group_lost", {**fields, **more, **({"since_s": gone.since_s} if gone.since_s else {})})
-
     def _last_phases(self, now: float) -> list[Action]:
         """What all ranks did when they were last heard of; of many groups first of those that do not stand."""
         members = sorted(self._members(), key=lambda group: group.beat is not None and group.beat.waiting_ms > 0)

@@ -123,6 +123,8 @@ class GroupMachine(Overdues):
             return self._prepare_planned(prepare.planned)
         if epoch.number < self.promised or (self.known is not None and epoch.number <= self.known.epoch.number):
             return []
+        if self.prepared and epoch.number <= self.prepared[-1].epoch.number:
+            return []  # an old word, which what was prepared since has overtaken
         if self.fetching and prepare.base is not None and self.known is None:
             self.prepared, self.built, self.deferred = [], set(), None
             return [Tell(m.Lost(f"{prepare.base} took it in, and its copy is from before that"))]  # who copies stands

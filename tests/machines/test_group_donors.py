@@ -6,10 +6,11 @@ import pytest
 
 from lightkeeper.lighthouse import messages as m
 from lightkeeper.lighthouse.names import Entry
+from lightkeeper.lighthouse.takeover import COULD_NOT_FOLLOW
 from lightkeeper.manager import local
 from tests.machines.groupworld import TOTAL, GroupWorld, epoch
 from tests.machines.joining import RANKS, healed, joiner_votes
-from tests.machines.world import World
+from tests.machines.world import FIRST, World
 
 
 def member(ranks: int = 1) -> GroupWorld:
@@ -203,6 +204,20 @@ def test_a_joiner_that_is_lost_after_the_switch_is_not_waited_for() -> None:
     world.say("g2/i2", m.Lost("no donor has the entry"))
     world.pass_s(1, {"g0": 14, "g1": 14, "g2/i2": 13})
     assert world.is_asked("g0") or world.told("g2/i2", m.Heal) or world.told("g2/i2", m.Fence)
+
+
+def test_a_joiner_that_was_lost_under_another_lighthouse_is_not_waited_for() -> None:
+    """This one learns of the epoch that takes it in when the first member comes, and of its loss before that."""
+    world = prepared_in()
+    base, planned = world.newest, world.machine.prepared[-1]
+    world.restart(log=False)
+    world.arrive("g2/i2", acknowledged=FIRST, prepared=(planned,))
+    world.say("g2/i2", m.Lost("no donor has the entry that follows"))
+    for group in ("g0", "g1"):
+        world.arrive(group, known=planned, acknowledged=FIRST)
+    (lost,) = [note for note in world.noted("group_lost") if note["incarnation"] == "i2"]
+    assert (lost["group"], lost["cause"]) == ("g2", COULD_NOT_FOLLOW) and base != planned
+    assert world.is_asked("g0") and world.is_asked("g1") and not world.is_asked("g2/i2")
 
 
 def test_it_restarts_with_a_joiner_in_the_planned_change_of_its_log() -> None:

@@ -43,6 +43,16 @@ def test_who_copies_while_it_is_a_member_already_says_that_it_is_lost() -> None:
     assert not world.said(m.Promise) and world.machine.known is None, "nor does a flag make it a member now"
 
 
+def test_an_old_recovery_does_not_undo_what_was_prepared_since() -> None:
+    """Its word comes late, or again: the change that takes the group in is from after it."""
+    world = healed()
+    planned = world.plan(3, "g0", "g2", "g1", base=1)
+    world.hears(m.Prepare(epoch(2), epoch(1)))
+    assert not world.said(m.Promise) and world.machine.prepared == [planned]
+    world.hears(m.Prepare(epoch(4), epoch(1)))
+    assert world.said(m.Promise) and not world.machine.prepared
+
+
 def test_a_whole_copy_mends_half_of_one() -> None:
     world = joiner()
     joiner_votes(world, "lost", 0, torn=True, error="connection reset")

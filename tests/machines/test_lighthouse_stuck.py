@@ -240,3 +240,26 @@ def test_who_stood_with_all_others_is_not_behind_because_one_of_them_is_the_firs
     world.beat("g0", 6, phase="reduce", waiting_ms=500, borne_ms=15_000, microbatch_ms=1)
     world.tick()
     assert not world.noted("group_lost")
+
+
+def test_who_has_just_been_taken_in_is_not_behind_though_the_step_before_was_long() -> None:
+    """Its last beat is from before the entry that made it a member, as are those of all others but the first."""
+    world = World()
+    world.start()
+    world.die("g2", step=3)
+    for name in ("g0", "g1"):
+        world.promise(name, 2, held=tuple(range(12)) if name == "g0" else tuple(range(12, 24)))
+    world.arrive("g2/i2")
+    for name in ("g0", "g1"):
+        world.beat(name, 4)
+    world.beat("g2/i2", 4, phase="follow", epoch=0, borne_ms=15_000)
+    planned = world.planned("g0")
+    for _ in range(120):
+        world.now += BEAT_S
+        world.beat("g0", 4)
+        world.beat("g1", 4, phase="reduce", waiting_ms=29_000)
+        world.beat("g2/i2", 4, phase="follow", epoch=0, borne_ms=15_000)
+        world.tick()
+    world.beat("g0", 5, epoch=planned.epoch.number)
+    world.tick()
+    assert world.newest == planned and len(world.noted("group_lost")) == 1, "only the one that died"
