@@ -193,7 +193,8 @@ class Endings(Telling):
         for group in self.groups.values():
             waits = group.failed is not None or not self.stopped.ok or self.recovery is not None or self.told_to_stop
             waits = waits or self._member(group.name) is None  # a joiner
-            if group.in_touch and waits and not group.told_to_stop:
+            left = group.gone is not None and group.gone.detected_by == "left"
+            if group.connection is not None and not left and waits and not group.told_to_stop:
                 actions += self._send(group, self._last_word(group))
                 group.told_to_stop = True  # it has heard it when its stream ends and it does not return
         if all(self._is_away(group, now) for group in self.groups.values()):

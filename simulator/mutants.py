@@ -29,6 +29,7 @@ from lightkeeper.simulator.mutations import UNNOTICED, Mutant
 from lightkeeper.simulator.mutations_of_checkpoints import OF_CHECKPOINTS
 from lightkeeper.simulator.mutations_of_quorum import OF_QUORUM
 from lightkeeper.simulator.mutations_of_spares import OF_SPARES
+from lightkeeper.simulator.mutations_of_takeovers import OF_TAKEOVERS
 
 if TYPE_CHECKING:
     from lightkeeper.simulator.history import Plan
@@ -40,7 +41,7 @@ EVEN = {  # unless a mutant says otherwise
 }  # fmt: skip
 FAULTS = 18.0  # of a history on average, half as many again as in others
 
-MUTANTS = (*FIRST_MUTANTS, *OF_SPARES, *OF_CHECKPOINTS, *OF_QUORUM)
+MUTANTS = (*FIRST_MUTANTS, *OF_SPARES, *OF_CHECKPOINTS, *OF_QUORUM, *OF_TAKEOVERS)
 
 
 @dataclass(frozen=True)

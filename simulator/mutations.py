@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lighthouse/takeover",
         "left_out = was is not None and",
         "left_out = False and",
-        seed=13,
+        seed=1363,
     ),
     Mutant(
         "half a state is gone on from",
@@ -199,8 +199,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a joiner that lost the entries is waited for",
         "lighthouse/machine",
-        "if self.prepared:\n            group.lost_in = ",
-        "if False:\n            group.lost_in = ",
+        "group.lost_in = max((p.epoch.number for p in (*self.prepared, *elsewhere)), default=group.lost_in)",
+        "group.lost_in = 0",
         seed=2,
     ),
     Mutant(
@@ -482,5 +482,13 @@ UNNOTICED: tuple[Mutant, ...] = (
         'state = {group: f"as {fingerprints[group]}" for group in begin}',
         favoured=("fail_reduces", "kill_donor"),
         shape={"groups": 3, "lighthouses": 1, "minimum": 2, "unlike": 1, "copy_s": (0.1, 3.0), "until": 10},
+    ),
+    Mutant(
+        "an old recovery undoes what was prepared since",
+        "manager/machine",
+        "if self.prepared and epoch.number <= self.prepared[-1].epoch.number:",
+        "if False:",
+        favoured=("say_again", "kill_rank", "isolate_lighthouse"),
+        shape={"groups": 3, "minimum": 1, "lighthouses": 1},
     ),
 )

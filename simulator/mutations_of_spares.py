@@ -41,21 +41,4 @@ OF_SPARES: tuple[Mutant, ...] = (
         shape={"groups": 2, "spares": 0, "surplus": 2, "minimum": 1, "lighthouses": 1, "start_window_s": 3.0},
         seed=4,
     ),
-    Mutant(
-        "a reserve that obeyed an earlier lighthouse ends the reign of the next",
-        "lighthouse/takeover",
-        "return acknowledged > self.term or self._needs(hello) or not settled",
-        "return True",
-        favoured=("cut_control", "lose_log", "kill_rank"),
-        shape={"groups": 2, "spares": 1, "surplus": 2, "last_to_work": 1, "minimum": 1, "lighthouses": 2},
-        seed=170,
-    ),
-    Mutant(
-        "a joiner that copies while it is a member already promises when it has copied",
-        "manager/machine",
-        "if self.fetching and prepare.base is not None and self.known is None:",
-        "if False:",
-        favoured=("lose_log", "restart_lighthouse", "fail_copies"),
-        shape={"groups": 3, "minimum": 1, "lighthouses": 1},
-    ),
 )

@@ -409,3 +409,13 @@ def test_the_last_of_those_that_stand_below_the_minimum_keeps_it_when_it_is_aske
     world.say("g1", m.Leave("SIGTERM"))
     told = stop(world, "g1")
     assert told.ok and told.keep == "g1"
+
+
+def test_who_could_not_follow_and_lives_is_told_of_the_end_too() -> None:
+    """Nobody else speaks to it any more: it would wait for ever, and whoever comes after the end for it."""
+    world = running(minimum=3)
+    world.say("g2", m.Lost("no donor has the entry that follows"))
+    for group in ("g0", "g1"):
+        world.promise(group, step=4)
+    world.pass_s(WAIT_S, {"g0": 5, "g1": 5})
+    assert stop(world, "g0").quorum_lost and stop(world, "g2").quorum_lost and not stop(world, "g2").keep
