@@ -293,7 +293,10 @@ class Checkers:
         known = rank.group.machine.known
         if known is not None and len(known.members) == 1 and (life := self._lives.get(known.epoch)) is not None:
             self._final(life, rank.state)  # alone in an epoch, what it holds is final
-        final = self.lives[-1].final.get(self.world.shape.until - 1) if self.lives else None
+        last = self.world.shape.until - 1
+        final = self.lives[-1].final.get(last) if self.lives else None
+        if final is None and self.lives and (kept := self.lives[-1].kept) is not None and kept[1].step == last:
+            final = kept[1]  # it is saved as the job ends, and nobody can go on from anything else
         if final is None:
             raise Violation("I1", f"{rank.name} ends the run, and step {rank.step - 1} is not final")
         if final.bits != rank.state.bits:
