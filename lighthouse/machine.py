@@ -259,6 +259,8 @@ class JobMachine(Changes):
         current.hears(now)
         if self._member(hello.group) is not None:
             current.beat = None  # how far it was before its stream broke is no word of where it is now
+        if hello.known is None and not hello.follows:
+            current.lost_in = max((p.epoch.number for p in hello.prepared), default=current.lost_in)
         current.parked = None  # nothing was said on this stream yet
         if self.config is None or not self._others_joined(hello.group):
             self.config = hello

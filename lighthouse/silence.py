@@ -198,7 +198,9 @@ class Look:
         """
         leader = next((g for g in self._standing if g is not group), None)
         mine, its = group.beat, None if leader is None else leader.beat
-        if leader is None or its is None or mine is None or not mine.borne_ms or self._overdue(group):
+        if leader is None or its is None or mine is None or not mine.borne_ms:
+            return 0.0
+        if group.connection is None or self._overdue(group):
             return 0.0  # of one that was not heard lately it is not known where it is
         if (mine.epoch, mine.step) >= (its.epoch, its.step):
             return 0.0

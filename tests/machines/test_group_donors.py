@@ -220,6 +220,17 @@ def test_a_joiner_that_was_lost_under_another_lighthouse_is_not_waited_for() -> 
     assert world.is_asked("g0") and world.is_asked("g1") and not world.is_asked("g2/i2")
 
 
+def test_a_joiner_that_comes_without_the_state_with_which_it_was_prepared_is_not_waited_for() -> None:
+    """It was told to copy anew by the lighthouse before, and says no more that it was lost."""
+    world = prepared_in()
+    planned = world.machine.prepared[-1]
+    world.restart(log=False)
+    world.arrive("g2/i2", acknowledged=FIRST, prepared=(planned,))
+    for group in ("g0", "g1"):
+        world.arrive(group, known=planned, acknowledged=FIRST)
+    assert world.is_asked("g0") and world.is_asked("g1") and not world.is_asked("g2/i2")
+
+
 def test_it_restarts_with_a_joiner_in_the_planned_change_of_its_log() -> None:
     world = prepared_in()
     newest = world.newest

@@ -227,6 +227,17 @@ def test_of_one_that_was_not_heard_lately_nobody_knows_where_it_is() -> None:
     assert not world.noted("group_lost")
 
 
+def test_of_one_whose_stream_has_just_broken_nobody_knows_where_it_is() -> None:
+    """Its lease runs from the break; its last beat may be from long before that, through a cut."""
+    world = World(lease_s=40.0)
+    world.start()
+    world.beat("g2", 5, phase="reduce", borne_ms=15_000)
+    behind(world, 30.0, speaks=False)
+    world.cut("g2")
+    behind(world, 1.0, speaks=False)
+    assert not world.noted("group_lost")
+
+
 def test_who_stood_with_all_others_is_not_behind_because_one_of_them_is_the_first_to_go_on() -> None:
     """They stood below the minimum for longer than the floor; then one of them shows the next epoch first."""
     world = World()
