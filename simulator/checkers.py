@@ -295,8 +295,12 @@ class Checkers:
             self._final(life, rank.state)  # alone in an epoch, what it holds is final
         last = self.world.shape.until - 1
         final = self.lives[-1].final.get(last) if self.lives else None
-        if final is None and self.lives and (kept := self.lives[-1].kept) is not None and kept[1].step == last:
-            final = kept[1]  # it is saved as the job ends, and nobody can go on from anything else
+        others = [
+            g for g in self.world.groups.values() if g.alive and g.machine.known is not None and g is not rank.group
+        ]
+        kept = self.lives[-1].kept if self.lives and not others else None
+        if final is None and kept is not None and kept[1].step == last:
+            final = kept[1]  # it is saved as the job ends, and nobody lives who could go on from anything else
         if final is None:
             raise Violation("I1", f"{rank.name} ends the run, and step {rank.step - 1} is not final")
         if final.bits != rank.state.bits:
