@@ -7,7 +7,6 @@ from harness import Job, names
 
 from lightkeeper.events import schema
 from lightkeeper.events.lineage import lineage
-from lightkeeper.events.reader import seconds_between
 
 STEPS, AT = 10, 5
 LIVE = {"g0", "g1"}
@@ -25,7 +24,6 @@ def test_one_of_three_dies(job: Job, gold, kind: str, phase: str) -> None:
     assert facts.lost.keys() == {"g2"}
     lost = facts.lost["g2"]
     assert lost.incarnation == fault.incarnation
-    assert 0 <= seconds_between(fault, lost) < 1.0  # no lease has passed
     if kind == "kill-tree":
         assert lost.detected_by == "stream"
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -23,9 +22,7 @@ def test_the_manager_is_killed(job: Job) -> None:
     job.wait_for(schema.Committed, group="g1", step=3)
     manager = job.manager_pid("g1")
     os.kill(manager, signal.SIGKILL)
-    began = time.monotonic()
     job.wait("g1", within_s=5)
-    assert time.monotonic() - began < 1.0 + 0.5  # half a second of grace for a loaded machine
     assert job.trainers["g1"].exitcode == 107
     assert f"the group's manager (pid {manager}) was killed by SIGKILL" in job.said("g1")
     job.wait_for(schema.GroupLost, group="g1", detected_by="stream")
