@@ -19,6 +19,8 @@ _BY_KIND = {
     "events RUN --kind user_error --json)",
     "exit": "read the last lines of {group}'s log (lightkeeper diagnose); the same code may end so again",
     "gone": "read the last lines of {group}'s log (lightkeeper diagnose)",
+    "behind": "nothing, if it stays rare: it takes a fresh copy; else give it more history (--history-mb), or look at "
+    "its link to the donors",
     "frozen": "find out who stopped it on {node} (a debugger, a scheduler that suspends, kill -STOP)",
     "silent": "look whether {node} is up and reached by the lighthouse; take it out if it happens again",
     "up": "start the same launch line again: {node} is up, only the manager or the launcher of {group} is gone",

@@ -43,6 +43,7 @@ _SEEN_BY = (
     ("has been stopped", "frozen"), ("no progress", "progress"), ("silent", "lease"), ("stream broke", "stream"),
     ("fenced by", "operator"),
 )  # fmt: skip
+_CAME_TOO_LATE = ("it could not follow", "it lost the entries before the one that made it a member")
 _VICTIMS_SAY = ("nccl", "gloo", "rendezvous", "unknown", "cancelled", "stuck")  # classes of a log that mostly tell of
 # others; that it is stuck its manager has said, in the log and in an event
 
@@ -123,6 +124,8 @@ def _lost(event: GroupLost, raised: bool) -> list[Signal]:
             return [Signal("operator", EXIT, words, event.group, rank, since, "operator")]
     if "lost its connection to the other ranks" in words:
         return [Signal("broken inside", BROKEN_INSIDE, words, event.group, rank, since, "inside")]
+    if any(part in words for part in _CAME_TOO_LATE):
+        return [Signal("could not follow", EXIT, words, event.group, rank, since, "behind")]
     if raised and "raised" in words:
         return []  # said by the exception itself
     kind = "killed" if "was killed by" in words else "exit" if _RANK.match(words) else "gone"

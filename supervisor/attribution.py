@@ -97,6 +97,8 @@ def blame(end: End) -> Blame:
         return Blame("nobody", "unseen", "it ended while no supervisor was there")
     if end.code == 0:
         return Blame("job", "exit 0", "it ended with 0 before the run was finished")
+    if end.kind == "behind":
+        return Blame("nobody", "behind", why)
     if end.code == GAVE_UP:
         return Blame("nobody", "gave up", why)
     if end.code in (USAGE, REFUSED):

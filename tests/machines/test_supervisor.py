@@ -169,6 +169,16 @@ def test_one_group_that_finishes_ends_the_run_also_for_those_in_a_pause() -> Non
     assert over.code == 0 and [one.kind for one in world.all(a.Tell)] == ["finished"]
 
 
+def test_who_was_taken_in_and_could_not_follow_is_started_again_and_no_node_is_blamed() -> None:
+    world = World(nodes=3)
+    for _ in range(3):
+        world.ended("g1", End(code=104, kind="behind", cause="it lost the entries", confidence=0.9))
+        world.passes(60)
+        assert world.machine.groups["g1"].nodes == ("n1",)
+        assert not world.all(a.Exclude) and not world.all(a.Tell)
+    assert world.machine.pool.nodes["n1"].strikes == 0
+
+
 def test_who_left_as_asked_comes_back_and_nobody_is_blamed() -> None:
     world = World(nodes=3)
     world.ended("g1", End(code=0, asked=True, cause="drained by ann"))

@@ -84,6 +84,13 @@ CASES: dict[str, tuple[list[Event], tuple[str, int, str, set[str], set[str]]]] =
         ],
         ("g1", 0, "inside", set(), {"g0", "g2"}),
     ),
+    "a joiner lost what led to the entry that took it in": (
+        [
+            lost(1.0, "g1", "it lost the entries before the one that made it a member", "manager"),
+            *over(2, ("g0", "g2")),
+        ],
+        ("g1", -1, "behind", set(), {"g0", "g2"}),
+    ),
     "all stand still": (
         [of(Stuck, 20 + i, g, **{**STUCK, "phase": "checkpoint"}) for i, g in enumerate(ALL)],
         ("", -1, "storage", set(), set()),
