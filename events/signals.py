@@ -44,7 +44,7 @@ _SEEN_BY = (
     ("fenced by", "operator"),
 )  # fmt: skip
 _CAME_TOO_LATE = ("it could not follow", "it lost the entries before the one that made it a member")
-_VICTIMS_SAY = ("nccl", "gloo", "rendezvous", "unknown", "cancelled", "stuck")  # classes of a log that mostly tell of
+VICTIMS_SAY = ("nccl", "gloo", "rendezvous", "unknown", "cancelled", "stuck")  # classes of a log that mostly tell of
 # others; that it is stuck its manager has said, in the log and in an event
 
 
@@ -194,7 +194,7 @@ def _evidence(event: Evidence) -> list[Signal]:
     found = _recorder(event)
     head, _, line = event.log_class.partition(": ")
     cause = head.split()[0] if head.split() else ""
-    weight = round(LOG * confidence_of(line, cause), 2) if cause and cause not in _VICTIMS_SAY else 0.0
+    weight = round(LOG * confidence_of(line, cause), 2) if cause and cause not in VICTIMS_SAY else 0.0
     if weight:
         rank = int(r[1]) if (r := _RANK.search(event.log_class)) else -1
         found.append(Signal("log", weight, f"last log lines: {event.log_class}", event.group, rank, event.wall, cause))

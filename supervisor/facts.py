@@ -8,9 +8,11 @@ from lightkeeper.errors import RunFolderError
 from lightkeeper.events.of_checkpoints import StopRequested
 from lightkeeper.events.reader import read_run
 from lightkeeper.events.schema import Committed, Event, Evidence, Finished, GroupLost, JobStopped, Left, UserError
+from lightkeeper.events.signals import VICTIMS_SAY
 from lightkeeper.events.verdict import Incident, incidents
 from lightkeeper.lighthouse.messages import QUORUM_LOST
-from lightkeeper.supervisor.attribution import End
+from lightkeeper.supervisor.attribution import GAVE_UP, STOPPED, End
+from lightkeeper.words import shown
 
 
 def end_of(run_folder: str, group: str, code: int | None, since: float, lost: str, asked: bool) -> End:
@@ -40,16 +42,22 @@ def judged(events: Sequence[Event], group: str, told: int | None, lost: str, ask
     stopped = [event for event in events if isinstance(event, JobStopped)]
     early = any(isinstance(event, StopRequested) for event in events)
     finished = code == 0 and not early and any(isinstance(event, Finished) for event in own)
-    quorum = any(event.reason.startswith(QUORUM_LOST) for event in stopped) and code != 0
+    quorum_lost = [event for event in stopped if event.reason.startswith(QUORUM_LOST)]
+    quorum = bool(quorum_lost) and code != 0
     left = code == 0 and (early or any(isinstance(e, Left) for e in own) or any(event.ok for event in stopped))
     found = _incident(events, group)
-    classified = next((e.log_class for e in reversed(own) if isinstance(e, Evidence) and e.log_class), "")
+    log_class = next((e.log_class for e in reversed(own) if isinstance(e, Evidence) and e.log_class), "")
+    head, _, line = log_class.partition(": ")  # "xid (rank 1): NVRM: Xid ..."
+    classified = head.partition(" ")[0]
     raised = next((e for e in reversed(own) if isinstance(e, UserError)), None)
     cause = lost or (found.culprit.cause if found is not None else "")
     if not cause and raised is not None:
         cause = f"{raised.type}: {raised.message}"
-    if not cause and stopped and code != 0:
-        cause = stopped[-1].reason
+    if cause and line and code > 0 and classified not in VICTIMS_SAY and line not in cause:
+        cause = f"{cause}: {shown(line)}"
+    told_by = {STOPPED: stopped, GAVE_UP: quorum_lost}.get(code, [])
+    if not cause and told_by:
+        cause = told_by[-1].reason
     return End(
         code=code, seen=told is not None, finished=finished, quorum=quorum,
         asked=asked or (left and not finished), node_lost=bool(lost),

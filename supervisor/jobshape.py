@@ -8,13 +8,16 @@ from typing import Any
 from lightkeeper.errors import UsageError
 from lightkeeper.supervisor.jobfile import JobFile
 
-FIXED = ("name", "groups", "minimum", "spares", "ranks", "nodes_per_group", "command", "outage_budget_s", "torchtitan")
+FIXED = (
+    "name", "groups", "minimum", "spares", "ranks", "nodes_per_group", "command", "outage_budget_s", "torchtitan",
+    "checkpoints",
+)  # fmt: skip
 
 
 def shape_of(job: JobFile) -> dict[str, Any]:
     """As JSON."""
     shape = {key: getattr(job, key) for key in FIXED}
-    return {**shape, "command": list(job.command), "nodes": list(job.nodes)}
+    return {**shape, "command": list(job.command), "nodes": list(job.nodes), "lighthouse": job.lighthouse.address}
 
 
 def check_shape(job: JobFile, before: Mapping[str, Any], running: Sequence[tuple[str, str]]) -> None:

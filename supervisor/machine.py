@@ -90,7 +90,7 @@ class Supervisor:
             if group is None:
                 continue
             group.starts, group.start, group.failures = starts, start, failures
-            if at_work:
+            if at_work and all(node in self.pool.nodes for node in nodes):  # else nothing of it can be there
                 group.nodes = tuple(nodes)
                 self._enter(group, AT_WORK, now)
                 self.pool.give(nodes, name)
@@ -158,7 +158,7 @@ class Supervisor:
         note = {"node": name, "group": group_name, "problem": problem, "seconds": seconds}
         actions: list[Action] = [Note("node_checked", note), *self.pool.checked(name, problem, evidence)]
         if group.state == CHECKING and name in group.nodes:
-            if problem or node.lost or node.leaving:
+            if problem or node.lost or node.leaving or node.excluded:
                 self._unready(group, now)
             else:
                 group.unchecked.discard(name)
@@ -212,7 +212,11 @@ class Supervisor:
 
     def quarantine_is(self, reasons: Mapping[str, str], now: float) -> list[Action]:
         """Who is in quarantine, with the reason: somebody has changed it. Who is at work stays there."""
-        return [*self.pool.quarantine_is(reasons), *self._go_on(now)]
+        changed = self.pool.quarantine_is(reasons)
+        for group in self.groups.values():
+            if group.state == CHECKING and any(self.pool.nodes[node].excluded for node in group.nodes):
+                self._unready(group, now)
+        return [*changed, *self._go_on(now)]
 
     def stop(self, why: str, now: float, again: bool = False) -> list[Action]:
         """The run ends in good order: groups leave, nothing is started any more.

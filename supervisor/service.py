@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import shlex
 import signal
@@ -95,6 +96,7 @@ class Service:
         self._over: asyncio.Future[a.Over] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._told_ends: set[tuple[str, str]] = set()  # before the first order of this supervisor
+        self._begun = asyncio.Event()  # what an earlier supervisor left is taken up
         self._happened: asyncio.Queue[Happening] = asyncio.Queue()
         self._reading = threading.Event()
 
@@ -102,17 +104,22 @@ class Service:
         """Until the run is over; the exit code."""
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
+        for path in (self.job.checkpoints, "logs"):
+            (self.folder / path).mkdir(parents=True, exist_ok=True)  # preflight looks for room in the first
         loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signalled, number)
-        (self.folder / self.job.checkpoints).mkdir(parents=True, exist_ok=True)  # preflight looks for room there
         nodes = len(self.machine.pool.nodes)
         say(f"lightkeeper: {self.job.name}: {self.job.groups} groups on {nodes} nodes, in {self.folder}")
-        running = await self.cluster.open(self._told)
+        ends = not (self.folder / STATE).exists()  # whether nothing can run of it that is to go on
         try:
+            running = await self.cluster.open(self._told)
+            ends = not running
             await self._take_up(running)
-        except BaseException:
-            await self.cluster.close(end=not running)
+        except BaseException as error:
+            await self.cluster.close(end=ends)
+            if isinstance(error, OSError):
+                raise ToldError(f"{error.filename or self.folder}: {error.strerror or error}") from error
             raise
         threading.Thread(target=self._read, args=(loop,), name="events", daemon=True).start()
         self._spawn(self._hear())
@@ -121,6 +128,7 @@ class Service:
         ends = True
         try:
             await self._do(self.machine.start(time.monotonic()))
+            self._begun.set()
             over = await self._over
         except Exception as error:
             ends = isinstance(error, ToldError)
@@ -148,6 +156,11 @@ class Service:
         if state is not None:
             try:
                 check_shape(self.job, state["shape"], running)
+                if running and state["token"] != self._token_mark():
+                    raise ToldError(
+                        f"{self.folder / TOKEN} is not the one that what runs was told: put that back, or wait until "
+                        f"all has ended ({self.job.budget.orphan_s:g} s)"
+                    )
                 self.machine.take_up(state["machine"], time.monotonic())
                 known = {name: list(one.nodes) for name, one in self.machine.groups.items() if one.state == AT_WORK}
                 self._starts.take_up(state, known)
@@ -158,6 +171,7 @@ class Service:
             if name == LIGHTHOUSE and self._lighthouse.own and self._lighthouse.taken_up(node):
                 continue
             if node not in known.get(name, []):
+                say(f"lightkeeper: {name} on {node} is ended: {self.folder / STATE} does not tell of it")
                 await self.cluster.kill(node, name)
                 strangers.append((node, name))
         until = time.monotonic() + GONE_S_MAX
@@ -173,12 +187,16 @@ class Service:
     async def _keep(self) -> None:
         """For the next supervisor; a disk that is full ends no run."""
         async with self._keeping:
-            known = {"job": self.job.name, "shape": shape_of(self.job), "machine": self.machine.state()}
-            data = msgspec.json.encode({**known, **self._starts.state()})
+            known = {"job": self.job.name, "shape": shape_of(self.job), "token": self._token_mark()}
+            data = msgspec.json.encode({**known, "machine": self.machine.state(), **self._starts.state()})
             try:
                 await asyncio.to_thread(write_whole, self.folder / STATE, data)
             except OSError as error:
                 say(f"lightkeeper: cannot write {self.folder / STATE}: {error.strerror or error}")
+
+    def _token_mark(self) -> str:
+        """By which another token is told from this one."""
+        return hashlib.sha256(self._token.encode()).hexdigest()[:16]
 
     def _hung_up(self) -> None:
         """The terminal is gone; the run is not."""
@@ -200,12 +218,17 @@ class Service:
                 self._over.set_result(a.Over(128 + number, "ended at once, as asked twice"))
             return
         why = "notice (SIGUSR1)" if notice else signal.Signals(number).name
-        self._spawn(self._do(self.machine.stop(why, time.monotonic(), again=notice)))
+        self._spawn(self._stop(why, notice))
+
+    async def _stop(self, why: str, notice: bool) -> None:
+        """Once it is known what runs: that is asked to leave."""
+        await self._begun.wait()
+        await self._do(self.machine.stop(why, time.monotonic(), again=notice))
 
     # ------------------------------------------------------------ what happens
 
     def _told(self, happening: Happening) -> None:
-        if isinstance(happening, Exited) and not self._tasks:
+        if isinstance(happening, Exited) and not self._begun.is_set():
             self._told_ends.add((happening.node, happening.name))
         self._happened.put_nowait(happening)
 

@@ -29,14 +29,14 @@ class Held:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError:
             pid = os.pread(self._handle, 20, 0).decode(errors="replace").strip()
             os.close(self._handle)
             raise UsageError(f"{self._path.parent} has a supervisor already (pid {pid or 'unknown'})") from None
         except OSError as error:
             raise UsageError(f"cannot use {self._path.parent}: {error.strerror or error}") from error
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         return self
 
     def __exit__(

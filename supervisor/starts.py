@@ -17,7 +17,9 @@ from lightkeeper.supervisor.facts import end_of
 from lightkeeper.supervisor.jobfile import JobFile
 from lightkeeper.supervisor.launching import launch_argv
 from lightkeeper.supervisor.logs import last_line, last_lines
+from lightkeeper.words import shown
 
+SAYS_WHY = ": ends with exit code "  # a manager's line
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
 
 
@@ -35,6 +37,7 @@ class Start:
         asked: whether it was asked to leave.
         killed: whether what is left of it was to be killed.
         unseen: whether a part of it ended while no supervisor was there.
+        called_off: whether it was to end before any of its launchers was started.
         unstarted: why a part of it could not be started; "" if all were.
         incarnations: those that have said something since it began.
         former: all that had before.
@@ -49,6 +52,7 @@ class Start:
     asked: bool = False
     killed: bool = False
     unseen: bool = False
+    called_off: bool = False
     unstarted: str = ""
     incarnations: set[str] = field(default_factory=set)
     former: set[str] = field(default_factory=set)
@@ -122,6 +126,7 @@ class Starts:
                 await self._cluster.kill(node, group)
             elif start.asked:
                 await self._cluster.signal(node, group, signal.SIGUSR1)
+        start.called_off = missing == list(start.nodes) and not start.unstarted
         return missing
 
     async def ask(self, group: str) -> None:
@@ -183,7 +188,7 @@ class Starts:
         lost = "; ".join(f"{node}: {lost_nodes[node]}" for node in start.nodes if node in lost_nodes)
         code = max((one for one in start.codes if one is not None), key=lambda one: (one != 0, one), default=None)
         end = await asyncio.to_thread(end_of, str(self._folder), group, code, start.began, lost, start.asked)
-        cause = end.cause
+        cause = end.cause or ("it was called off before it was started" if start.called_off else "")
         if not cause and code != 0:
             cause = await asyncio.to_thread(_said_last, start, code)
         evidence = end.evidence or (str(start.logs[0].relative_to(self._folder)) if start.logs else "")
@@ -194,6 +199,10 @@ class Starts:
 
 
 def _said_last(start: Start, code: int | None) -> str:
-    """How it ended, with the last line of its launcher."""
+    """How it ended, with the line of its launcher that says why, or the last one."""
+    if not start.logs or code == -9:
+        return ""
+    log = start.logs[0]
+    why = next((line for line in reversed(last_lines(log)) if SAYS_WHY in line), "")
     ended = "nobody knows how it ended" if code is None else f"it exited {code}"
-    return f"{ended}: {last_line(start.logs[0])}" if start.logs and code != -9 else ""
+    return f"{ended}: {shown(why) if why else last_line(log)}"

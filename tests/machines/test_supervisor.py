@@ -391,3 +391,21 @@ def test_a_node_that_tells_how_its_group_ended_is_not_gone() -> None:
     world = World()
     world.ended("g1", End(code=-9, kind="silent", cause="its manager's stream broke", confidence=0.9))
     assert not world.all(a.Exclude) and world.machine.pool.nodes["n1"].strikes == 1
+
+
+def test_a_group_in_preflight_leaves_a_node_that_is_put_aside_meanwhile() -> None:
+    world = World(preflight={"enabled": True})
+    world.take(world.machine.quarantine_is({"n0": "bad fan"}, 1.0))
+    assert world.machine.groups["g0"].nodes == ("n3",) and world.all(a.Check)[-1].node == "n3"
+    world.take(world.machine.checked("n0", "g0", "", "", 2.0))
+    assert not world.launches()
+
+
+def test_a_group_whose_node_is_no_more_in_the_job_file_is_started_elsewhere() -> None:
+    before, after = World(nodes=4), World(nodes=3)
+    before.ended("g1", KILLED)
+    assert before.launches() == [("g1", ("n3",))]
+    machine = Supervisor(after.job, after.job.nodes, {}, 0.0)
+    machine.take_up(before.machine.state(), 0.0)
+    started = [one for one in machine.start(0.0) if isinstance(one, a.Launch)]
+    assert [(one.group, one.nodes) for one in started] == [("g1", ("n1",))] and "n3" not in machine.pool.nodes

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lightkeeper.events import schema
 from lightkeeper.events.schema import Event
+from lightkeeper.supervisor.attribution import blame
 from lightkeeper.supervisor.facts import judged
+from lightkeeper.supervisor.starts import Start, _said_last
 
 T = TypeVar("T", bound=Event)
 
@@ -51,3 +54,26 @@ def test_finished_left_and_asked() -> None:
     assert not judged([done], "g0", 1, "", False).finished
     end = judged([], "g0", 0, "", True)
     assert end.asked and not end.finished
+
+
+def test_how_the_job_before_it_ended_is_no_reason_for_who_gave_up() -> None:
+    stopped = said(schema.JobStopped, "lighthouse", reason="every group was started again", ok=False, group="")
+    end = judged([said(schema.ProcessStarted), stopped], "g0", 105, "", False)
+    assert end.cause == "" and not end.quorum
+    assert judged([said(schema.ProcessStarted), stopped], "g0", 106, "", False).cause == stopped.reason
+
+
+def test_the_class_of_its_log_is_a_word_and_the_line_belongs_to_the_cause() -> None:
+    log_class = "xid (rank 0): NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus"
+    kept = said(schema.Evidence, folder="incidents/x", reason="rank 0 exited 1", log_class=log_class)
+    end = judged([said(schema.ProcessStarted), kept, lost("new")], "g0", 1, "", False)
+    assert end.classified == "xid" and end.cause.endswith("79, GPU has fallen off the bus")
+    assert blame(end).whose == "node"
+
+
+def test_the_line_that_says_why_is_taken_from_a_launchers_log(tmp_path: Path) -> None:
+    log = tmp_path / "launch.log"
+    log.write_text(
+        "manager g0: ends with exit code 105: step 3 waited\nmanager g0: kept of it: x (3 parts)\n"
+    )
+    assert _said_last(Start(logs=[log]), 105) == "it exited 105: manager g0: ends with exit code 105: step 3 waited"
