@@ -73,7 +73,5 @@ def test_the_class_of_its_log_is_a_word_and_the_line_belongs_to_the_cause() -> N
 
 def test_the_line_that_says_why_is_taken_from_a_launchers_log(tmp_path: Path) -> None:
     log = tmp_path / "launch.log"
-    log.write_text(
-        "manager g0: ends with exit code 105: step 3 waited\nmanager g0: kept of it: x (3 parts)\n"
-    )
+    log.write_text("manager g0: ends with exit code 105: step 3 waited\nmanager g0: kept of it: x (3 parts)\n")
     assert _said_last(Start(logs=[log]), 105) == "it exited 105: manager g0: ends with exit code 105: step 3 waited"
