@@ -252,8 +252,8 @@ async def _gone(folder: Path) -> None:
     """A host that was told to end has ended; one that does not is killed."""
     try:
         pid = int((folder / PID).read_text())
-    except (FileNotFoundError, ValueError):
-        return
+    except (OSError, ValueError):
+        return  # there was none
     end = time.monotonic() + HOST_S_MAX
     while (folder / SOCKET).exists() and time.monotonic() < end:
         await asyncio.sleep(0.02)

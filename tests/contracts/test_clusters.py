@@ -247,6 +247,23 @@ def test_the_next_supervisor_finds_what_runs_and_hears_what_has_ended(
     asyncio.run(second())
 
 
+def test_nodes_of_which_one_cannot_be_opened_are_given_back(tmp_path: Path) -> None:
+    """The folder of the second is a file; the host of the first is there by then."""
+
+    async def run() -> None:
+        cluster = local(tmp_path)
+        (tmp_path / "nodes").mkdir()
+        (tmp_path / "nodes" / "n1").write_text("")
+        with pytest.raises(OSError, match="n1"):
+            await cluster.open(lambda happening: None)
+        pid = cluster.pid_of("n0")
+        assert not gone(pid)
+        await cluster.close(end=True)
+        await until(lambda: gone(pid))
+
+    asyncio.run(run())
+
+
 def test_a_node_is_drained_and_taken_back(make: Callable[[Path], Local], tmp_path: Path) -> None:
     async def run() -> None:
         async with opened(make, tmp_path) as (cluster, heard, _):
