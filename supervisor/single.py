@@ -34,7 +34,10 @@ class Held:
         except BlockingIOError:
             pid = os.pread(self._handle, 20, 0).decode(errors="replace").strip()
             os.close(self._handle)
-            raise UsageError(f"{self._path.parent} has a supervisor already (pid {pid or 'unknown'})") from None
+            raise UsageError(
+                f"{self._path.parent} has a supervisor already (pid {pid or 'unknown'}): `lightkeeper status` of that "
+                "folder says what it does, SIGTERM ends its run in good order"
+            ) from None
         except OSError as error:
             raise UsageError(f"cannot use {self._path.parent}: {error.strerror or error}") from error
         return self
