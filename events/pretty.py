@@ -131,7 +131,7 @@ def _checkpoints(events: Sequence[Event]) -> list[str]:
     """What was saved and loaded; nothing of a run without checkpoints."""
     told = []
     if loaded := lineage.pick(events, CheckpointLoaded):
-        told.append(f"begun at step {max(event.step for event in loaded)}")
+        told.append(f"begun at step {loaded[0].step}")  # whoever came later loaded what was the newest then
     if saved := lineage.pick(events, CheckpointSaved):
         newest = max(saved, key=lambda event: event.step)
         size = f"{newest.bytes / (1 << 20):.1f} MiB in {newest.write_s:.1f} s"

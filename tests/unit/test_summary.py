@@ -299,10 +299,14 @@ def test_checkpoints_are_told_of_a_run_that_has_any() -> None:
 
     assert row(good_run()) == []
     failed = schema.CheckpointFailed(step=9, tier="shared", reason="no space left on device", failures=1)
-    loaded = schema.CheckpointLoaded(
-        step=4, tier="local", path="/l", bytes=1, seconds=0.1, compared=True, restarts=1
-    )  # fmt: skip
-    (found,) = row([*good_run(), loaded, saved(6), failed, saved(8)])
+
+    def loaded(step: int, restarts: int) -> schema.Event:
+        return schema.CheckpointLoaded(
+            step=step, tier="local", path="/l", bytes=1, seconds=0.1, compared=True, restarts=restarts
+        )
+
+    replacement = loaded(6, 1)  # of a group that was lost; the others went on from step 4
+    (found,) = row([loaded(4, 1), *good_run(), saved(6), failed, replacement, saved(8)])
     assert " ".join(found.split()) == (
         "checkpoints saved 2 begun at step 4; the newest of step 8 (shared, 3.0 MiB in 0.2 s); "
         "1 save failed or late, last: no space left on device"
