@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightkeeper.errors import UsageError
+from lightkeeper.words import unknown
 
 VICTIM, OTHER, THIRD, SPARE = "victim", "other", "third", "spare"  # roles
 FIRST_STEP, LAST_STEP = 10, 16  # a fault strikes within these: enough before it to know what is normal
@@ -280,7 +281,7 @@ def named(name: str) -> Fault:
         UsageError: there is none.
     """
     if name not in FAULTS:
-        raise UsageError(f"no fault {name!r} (there are: {', '.join(FAULTS)})")
+        raise UsageError(unknown("fault", name, FAULTS))
     return FAULTS[name]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import threading
 import time
+from collections.abc import Iterable
 
 
 def say(line: str, stdout: bool = False) -> None:
@@ -31,6 +33,13 @@ def article(noun: str) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 item``, ``2 items``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """``no key 'urll' (did you mean url?)``, or all there are if none is near."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"no {what} {name!r} ({f'did you mean {near[0]}?' if near else 'there are: ' + ', '.join(names)})"
 
 
 class Seldom:

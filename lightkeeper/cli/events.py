@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lightkeeper.errors import RunFolderError, UsageError
+from lightkeeper.words import unknown
 
 if TYPE_CHECKING:
     from lightkeeper.events.schema import Event
@@ -44,9 +45,8 @@ def command(
     from lightkeeper.events.pretty import json_line, line, summary_lines, torn_lines
     from lightkeeper.events.schema import BY_NAME, kind_of
 
-    unknown = sorted({*(kind or []), *(without or [])} - set(BY_NAME))
-    if unknown:
-        raise UsageError(f"no event kind {unknown[0]!r} (there are: {', '.join(BY_NAME)})")
+    if wrong := sorted({*(kind or []), *(without or [])} - set(BY_NAME)):
+        raise UsageError(unknown("event kind", wrong[0], BY_NAME))
     if follow and summary:
         raise UsageError("--summary is of what is written so far: it does not go with --follow")
     hidden = {*(without or []), *(["committed"] if brief else [])}

@@ -61,7 +61,8 @@ def _of_file(file: str) -> tuple[Setting, ...]:
         return ()
     import tomllib
 
-    from lightkeeper.supervisor.notify.settings import read_settings, unknown
+    from lightkeeper.supervisor.notify.settings import read_settings
+    from lightkeeper.words import unknown
 
     try:
         with open(file, "rb") as opened:

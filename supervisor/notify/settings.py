@@ -6,9 +6,8 @@ may not be given in any other way.
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, get_type_hints
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from lightkeeper.errors import UsageError
 from lightkeeper.supervisor.notify.message import WHAT
 from lightkeeper.wire import split_address
+from lightkeeper.words import unknown
 
 SECRET_BYTES_MAX = 4096
 SETTINGS_MAX = 20
@@ -225,13 +225,6 @@ def _typed(value: object, hint: object, where: str) -> Any:
     if (hint is str and isinstance(value, str)) or (hint is int and type(value) is int):
         return value
     raise UsageError(f"{where}: must be {'a text' if hint is str else 'a number'}, got {value!r}")
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """``no key 'urll' (did you mean url?)``, or all there are if none is near."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, 1)
-    return f"no {what} {name!r} ({f'did you mean {near[0]}?' if near else 'there are: ' + ', '.join(names)})"
 
 
 # ---------------------------------------------------------------- secrets

@@ -138,6 +138,7 @@ def job(tmp_path: Path) -> Path:
     ("words", "says"),
     [
         ("run meteor", "no fault 'meteor' (there are: kill, "),
+        ("run freze", "no fault 'freze' (did you mean freeze?)"),
         ("run kill --seed -1", "--seed must be within 0.."),
         ("soak --minutes 0.1", "--minutes must be within 0.333333.."),
         ("soak --interval-s 0", "--interval-s must be within 1..3600, got 0"),

@@ -226,6 +226,8 @@ def test_demo_options_arrive(handed: list[object], tmp_path: Path) -> None:
         ("events /nonexistent", "no event log in /nonexistent"),
         ("events /tmp --kind meteor", "no event kind 'meteor'"),
         ("events /tmp --except meteor", "no event kind 'meteor'"),
+        ("events /tmp --kind gruop_lost", "no event kind 'gruop_lost' (did you mean group_lost?)"),
+        ("preflight --only memry", "--only: there is no check 'memry': is memory meant?"),
         ("events /tmp --follow --summary", "--summary is of what is written so far"),
     ],
 )
