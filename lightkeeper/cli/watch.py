@@ -19,7 +19,7 @@ from lightkeeper.words import shown
 if TYPE_CHECKING:
     from lightkeeper.supervisor.notify.message import Message
     from lightkeeper.supervisor.notify.settings import Setting
-    from lightkeeper.supervisor.watch.service import Ask
+    from lightkeeper.supervisor.watch.service import Ask, Found
 
 NOT_WELL = 1
 RUNS_MAX = 100
@@ -43,7 +43,7 @@ def command(
         bool, typer.Option("--once", help="Look once, for cron: ends with 1 if a run stalls, failed or is not there.")
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object for every message, or with --once every run.")
+        bool, typer.Option("--json", help="One JSON object for every message, and at the end for every run.")
     ] = False,
     lighthouse: Annotated[
         str, typer.Option(metavar="HOST:PORT[,...]", help="Also ask this lighthouse, while it answers.")
@@ -87,8 +87,8 @@ def command(
         from lightkeeper.supervisor.watch.service import INTERVAL_S, watch
 
         usual_s = INTERVAL_S if stalled_after is None else min(INTERVAL_S, max(0.1, stalled_after / 4))
-        well = watch(runs, stalled_after, _teller(json, tell), ask, job, interval_s or usual_s)
-        return 0 if well else NOT_WELL
+        ended = watch(runs, stalled_after, _teller(json, tell), ask, job, interval_s or usual_s)
+        return max([_print(one, json) for one in ended])
 
 
 def _check(runs: list[Path], stalled_after: float | None, interval_s: float | None, once: bool) -> None:
@@ -130,27 +130,31 @@ def _once(
     runs: list[Path], stalled_after: float | None, ask: Ask | None, job: str, json: bool,
     tell: Callable[[Message], None],
 ) -> int:  # fmt: skip
-    import json as encoder
-
     from lightkeeper.supervisor.watch.service import look_once, message_of
 
     code = 0
-    for run, facts, alert in look_once(runs, stalled_after, ask, job):
-        state = "goes_on" if alert is None else alert.what
-        words = f"the last step is {facts.latest}, {_age(facts.wall)}" if alert is None else alert.summary
-        if json:
-            sys.stdout.write(encoder.dumps({"run": str(run), "state": state, "step": facts.best, "said": words}) + "\n")
-        else:
-            typer.echo(shown(f"{run}: {state.replace('_', ' ')}: {words}", 2000))
-        if alert is not None and alert.what in ("stalled", "failed"):
+    for one in look_once(runs, stalled_after, ask, job):
+        run, facts, alert = one
+        if _print(one, json) and alert is not None:
             code = NOT_WELL
             tell(message_of(run, facts, alert))
     return code
 
 
-def _age(wall: float) -> str:
-    age_s = time.time() - wall
-    return f"{age_s:.0f} s ago" if age_s >= 0 else f"{-age_s:.0f} s ahead of this machine's clock"
+def _print(found: Found, json: bool) -> int:
+    """One line of a run; the exit code that follows from it."""
+    import json as encoder
+
+    from lightkeeper.supervisor.watch.machine import going_words
+
+    run, facts, alert = found
+    state = "goes_on" if alert is None else alert.what
+    words = going_words(facts, time.time()) if alert is None else alert.summary
+    if json:
+        sys.stdout.write(encoder.dumps({"run": str(run), "state": state, "step": facts.best, "said": words}) + "\n")
+    else:
+        typer.echo(shown(f"{run}: {state.replace('_', ' ')}: {words}", 2000))
+    return NOT_WELL if state in ("stalled", "failed") else 0
 
 
 def _asking(addresses: tuple[str, ...], token: str) -> Ask:

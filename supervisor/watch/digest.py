@@ -7,10 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from lightkeeper.events.schema import Committed, Event, Finished, GroupLost, JobStopped, LastPhases, Waiting
+from lightkeeper.events.of_supervisor import RunEnded
+from lightkeeper.events.schema import (
+    Committed,
+    Event,
+    Finished,
+    GroupLost,
+    JobStopped,
+    LastPhases,
+    ProcessStarted,
+    Waiting,
+)
 
-KINDS = ("committed", "finished", "job_stopped", "waiting", "last_phases", "group_lost")
+KINDS = (
+    "process_started", "committed", "finished", "job_stopped", "run_ended", "waiting", "last_phases", "group_lost",
+)  # fmt: skip
 STEPS_KEPT = 256
+STARTS_KEPT = 256
 SKEW_S = 30.0  # clocks of a job's hosts may differ by so much
 STALLED_S_MIN = 60.0
 STARTING_S = 600.0  # before the pace is known: importing, compiling, loading
@@ -26,7 +39,8 @@ class Facts:
         best: the highest step that was ever committed, -1 for none.
         latest: the step of the commit that was written last; less than `best` after a restart from a checkpoint.
         wall: when that was, in seconds since 1970 by its host's clock; 0.0 for never.
-        begun_wall: the earliest line that was read.
+        begun_wall: the earliest line that was read; 0.0 if none was.
+        again_wall: when its supervisor was started after the run had ended; 0.0 if it was not.
         patience_s: for how long no step may be committed, by the pace of the run.
         end: how it ended, in words; "" while it has not.
         well: whether that was good.
@@ -42,6 +56,7 @@ class Facts:
     latest: int = -1
     wall: float = 0.0
     begun_wall: float = 0.0
+    again_wall: float = 0.0
     patience_s: float = STARTING_S
     end: str = ""
     well: bool = True
@@ -60,8 +75,11 @@ class Digest:
         self.best = self.latest = -1
         self.jobs: set[str] = set()
         self.wall = self.begun_wall = 0.0
+        self._starts: deque[float] = deque(maxlen=STARTS_KEPT)  # of the supervisor
+        self._ended_wall = 0.0  # the newest end of all, also one that counts no more
         self._seconds: deque[float] = deque(maxlen=STEPS_KEPT)
         self._end: tuple[float, str, bool] | None = None
+        self._verdict: tuple[float, str, bool] | None = None  # the supervisor's, at its own end
         self._waiting: tuple[float, str] = (0.0, "")
         self._phases: tuple[float, Mapping[str, str]] = (0.0, {})
 
@@ -80,6 +98,14 @@ class Digest:
             self._ended(event, f"finished after {event.step} steps", True)
         elif isinstance(event, JobStopped):
             self._ended(event, event.reason, event.ok)
+        elif isinstance(event, RunEnded):
+            if self._is_an_end(event):
+                self._verdict = event.wall, event.reason, event.code == 0
+        elif isinstance(event, ProcessStarted):
+            if event.process == "supervisor":
+                # The same command goes on with a run that had ended; the first step may be long in coming.
+                self._starts.append(event.wall)
+                self._forget_ends_before(event.wall)
         elif isinstance(event, Waiting):
             if event.wall >= self._waiting[0]:
                 self._waiting = event.wall, f"waits for {event.whom}" + (f" ({event.why})" if event.why else "")
@@ -94,24 +120,36 @@ class Digest:
         self.best = max(self.best, event.step)
         if event.wall >= self.wall:
             self.wall, self.latest = event.wall, event.step
-        if self._end is not None and event.wall > self._end[0] + SKEW_S:
-            self._end = None  # it was begun anew in the same folder
+        self._forget_ends_before(event.wall - SKEW_S)  # it was begun anew in the same folder
+
+    def _forget_ends_before(self, wall: float) -> None:
+        self._end = None if self._end is not None and self._end[0] < wall else self._end
+        self._verdict = None if self._verdict is not None and self._verdict[0] < wall else self._verdict
+
+    def _is_an_end(self, event: Event) -> bool:
+        """Whether it is not one of a run before this one."""
+        self._ended_wall = max(self._ended_wall, event.wall)
+        return event.wall >= max(self.wall - SKEW_S, *self._starts, 0.0)
 
     def _ended(self, event: Event, words: str, well: bool) -> None:
-        if event.wall < self.wall - SKEW_S:
-            return  # of a run before this one
+        if not self._is_an_end(event):
+            return
         if self._end is None or (self._end[2] and not well):
             self._end = event.wall, words, well
 
     def facts(self, problem: str = "", lighthouse_step: int = -1, lighthouse: str = "", evidence: str = "") -> Facts:
         """What follows from all that was taken, and from who else was asked."""
         _, end, well = self._end or (0.0, "", True)
-        fresh = self.wall - SKEW_S
+        if self._verdict is not None and not (end and well and self._verdict[2]):
+            _, end, well = self._verdict  # of two good ends the first says after how many steps
+        again = min((wall for wall in self._starts if wall > self._ended_wall > 0), default=0.0)
+        fresh = max(self.wall, again) - SKEW_S
         return Facts(
             best=self.best,
             latest=self.latest,
             wall=self.wall,
             begun_wall=self.begun_wall,
+            again_wall=again,
             patience_s=patience_s(tuple(self._seconds)),
             end=end,
             well=well,

@@ -59,12 +59,14 @@ class Watch:
                 alerts.append(Alert("goes_on", f"goes on after {duration(now - self._moved)}: {_where(facts)}"))
             self._moved, self.stalled = now, False
         if facts.end:
-            if not self._end and not self._first:
+            if not self._end and not (self._first and facts.well):
                 alerts.append(Alert("finished" if facts.well else "failed", facts.end))
             if not self._end:
                 self._ended_at = now
             self.stalled = False
         else:
+            if self._end:  # it was begun again: from now on it has its time
+                self._moved = now
             alerts += self._silence(facts, now)
         self._end, self.well = facts.end, facts.well and not self.stalled
         self._first = False
@@ -136,9 +138,31 @@ def at_once(facts: Facts, wall: float, stalled_after_s: float | None) -> Alert |
     if facts.end:
         return Alert("finished" if facts.well else "failed", facts.end)
     patience_s = stalled_after_s if stalled_after_s is not None else facts.patience_s
-    since = facts.wall or facts.begun_wall
+    since = max(facts.wall or facts.begun_wall, facts.again_wall)
     if facts.problem:
         return Alert("stalled", f"its folder cannot be read: {facts.problem}")
+    if not since:
+        return Alert("stalled", "no step was committed yet, and nothing says since when it runs")
     if wall - since < patience_s:
         return None
     return Alert("stalled", stalled_words(facts, wall - since))
+
+
+def going_words(facts: Facts, wall: float) -> str:
+    """How far a run is that goes on: its last step and how old that is, or for how long it has run without any.
+
+    Args:
+        facts: of the run.
+        wall: as for `at_once`.
+    """
+    if facts.latest < 0:
+        since = facts.again_wall or facts.begun_wall
+        known = f"; the lighthouse says step {facts.lighthouse_step}" if facts.lighthouse_step >= 0 else ""
+        return f"no step was committed yet{f'; it was started {_ago(since, wall)}' if since else ''}{known}"
+    again = f"; it was started again {_ago(facts.again_wall, wall)}" if facts.again_wall > facts.wall else ""
+    return f"the last step is {facts.latest}, {_ago(facts.wall, wall)}{again}"
+
+
+def _ago(then: float, wall: float) -> str:
+    age_s = wall - then
+    return f"{age_s:.0f} s ago" if age_s >= 0 else f"{-age_s:.0f} s ahead of this machine's clock"

@@ -23,6 +23,9 @@ _INCIDENTS = "incidents"
 Ask = Callable[[str], tuple[int, str]]
 """From a job's id to the highest step of its groups and what is waited for, by the lighthouse."""
 
+Found = tuple[Path, Facts, Alert | None]
+"""A run, what is known of it, and what a person is told of it: None if it goes on."""
+
 
 class Looker:
     """Looks at one run, in a thread of its own for every look.
@@ -77,7 +80,7 @@ def watch(
     ask: Ask | None = None,
     job: str = "",
     interval_s: float = INTERVAL_S,
-) -> bool:
+) -> list[Found]:
     """Looks until all runs have ended.
 
     Args:
@@ -89,7 +92,7 @@ def watch(
         interval_s: between two looks.
 
     Returns:
-        Whether all ended well.
+        How each ended.
     """
     begun_s = time.monotonic()
     watched = [(Looker(run, ask, job), Watch(stalled_after_s, interval_s, begun_s)) for run in runs]
@@ -98,18 +101,18 @@ def watch(
         for looker, _ in watched:
             looker.begin()
         until_s = time.monotonic() + LOOK_S_MAX
-        for looker, machine in watched:
-            facts = looker.facts(until_s)
+        found = [(looker.run, looker.facts(until_s)) for looker, _ in watched]
+        for (run, facts), (_, machine) in zip(found, watched, strict=True):
             for alert in machine.look(facts, time.monotonic()):
-                tell(message_of(looker.run, facts, alert))
+                tell(message_of(run, facts, alert))
         if all(machine.over(time.monotonic()) for _, machine in watched):
-            return all(machine.well for _, machine in watched)
+            return [(run, facts, at_once(facts, time.time(), stalled_after_s)) for run, facts in found]
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
 def look_once(
     runs: Sequence[Path], stalled_after_s: float | None, ask: Ask | None = None, job: str = ""
-) -> list[tuple[Path, Facts, Alert | None]]:
+) -> list[Found]:
     """One look at each, for cron: None beside a run that goes on."""
     lookers = [Looker(run, ask, job) for run in runs]
     for looker in lookers:

@@ -19,12 +19,18 @@ from lightkeeper.cli.app import run
 from lightkeeper.cli.calls import Said
 from lightkeeper.cli.watch import _asking
 from lightkeeper.events import EventLog
-from lightkeeper.events.schema import Committed, Event, Finished, GroupLost, JobStopped, LastPhases, Waiting
+from lightkeeper.events.of_supervisor import RunEnded, RunFailed
+from lightkeeper.events.schema import (
+    Committed,
+    Finished,
+    JobStopped,
+    ProcessStarted,
+)
 from lightkeeper.protos import lighthouse_pb2
 from lightkeeper.supervisor.notify.message import Message
 from lightkeeper.supervisor.watch import service
-from lightkeeper.supervisor.watch.digest import STARTING_S, STEPS_KEPT, Digest, Facts, patience_s
-from lightkeeper.supervisor.watch.machine import AGAIN_S_MAX, SETBACKS_MAX, Alert, Watch, at_once
+from lightkeeper.supervisor.watch.digest import STARTING_S, STEPS_KEPT, Facts, patience_s
+from lightkeeper.supervisor.watch.machine import AGAIN_S_MAX, SETBACKS_MAX, Alert, Watch, at_once, going_words
 from lightkeeper.supervisor.watch.reading import FIRST_BYTES_MAX, RunReader
 from lightkeeper.supervisor.watch.service import look_once, watch
 
@@ -127,6 +133,17 @@ def test_one_that_had_ended_before_is_not_told() -> None:
     assert world.look(2, end="finished after 7 steps") == [] and world.watch.over(world.now)
 
 
+def test_one_that_had_failed_before_is_told() -> None:
+    assert World().look(2, end="quorum lost", well=False) == [Alert("failed", "quorum lost")]
+
+
+def test_one_that_is_begun_again_has_its_time() -> None:
+    world = World()
+    world.look(100, end="finished after 7 steps")
+    assert world.look(10, end="") == [] and not world.watch.over(world.now)
+    assert kinds(world.look(1)) == ["stalled"]
+
+
 def test_late_lines_of_a_run_that_ended_tell_nothing_twice() -> None:
     world = World()
     world.look()
@@ -164,53 +181,21 @@ def test_one_look_alone() -> None:
     assert at_once(replace(facts, end="x"), 9999.0, None) == Alert("finished", "x")
 
 
-# --- what events say
-
-
-def digest(*events: Event) -> Facts:
-    made = Digest()
-    for event in events:
-        made.take(event)
-    return made.facts()
-
-
-def committed(step: int, wall: float, **more: object) -> Committed:
-    given = {"process": "rank g0/0", "job": "j", "seconds": 2.0, **more}
-    return Committed(step=step, epoch=1, wall=wall, **given)  # type: ignore[arg-type]
-
-
-def test_who_is_waited_for() -> None:
-    told = digest(
-        GroupLost(group="g9", cause="exit", detected_by="manager", wall=10.0),
-        committed(5, 100.0),
-        Waiting(whom="g1", since_s=3.0, why="ranks 0-7 compute", wall=101.0),
-        LastPhases(epoch=2, phases={"g1": "compute"}, wall=101.0),
+def test_how_far_a_run_is() -> None:
+    assert going_words(Facts(best=9, latest=5, wall=1000.0), 1003.0) == "the last step is 5, 3 s ago"
+    assert going_words(Facts(best=5, latest=5, wall=1000.0, again_wall=1060.0), 1063.0) == (
+        "the last step is 5, 63 s ago; it was started again 3 s ago"
     )
-    assert (told.best, told.waiting, told.phases) == (5, "waits for g1 (ranks 0-7 compute)", {"g1": "compute"})
-    later = digest(Waiting(whom="g1", since_s=3.0, wall=101.0), committed(5, 200.0))
-    assert later.waiting == "", "it went on since"
-    lost = digest(committed(5, 100.0), GroupLost(group="g1", cause="signal 9", detected_by="stream", wall=100.5))
-    assert lost.waiting == "g1 is lost (signal 9)"
+    assert going_words(Facts(begun_wall=1000.0), 1007.0) == "no step was committed yet; it was started 7 s ago"
+    assert going_words(Facts(lighthouse_step=7), 1e9) == "no step was committed yet; the lighthouse says step 7"
 
 
-def test_ends() -> None:
-    assert digest(committed(5, 100.0), Finished(step=6, wall=101.0)).end == "finished after 6 steps"
-    assert digest(Finished(step=6, wall=100.0), committed(5, 105.0)).end, "another rank's clock is ahead"
-    assert digest(Finished(step=6, wall=100.0), committed(0, 200.0)).end == "", "it was begun anew"
-    assert digest(committed(0, 200.0), Finished(step=6, wall=100.0)).end == ""
-    failed = digest(committed(5, 100.0), JobStopped(reason="quorum lost", ok=False, wall=101.0))
-    assert (failed.end, failed.well) == ("quorum lost", False)
-
-
-def test_what_is_no_progress() -> None:
-    assert digest(committed(5, 100.0), committed(9, 101.0, live=False)).best == 5, "replayed, or followed"
-    back = digest(committed(50, 100.0), committed(40, 200.0), committed(39, 150.0))
-    assert (back.best, back.latest) == (50, 40)
-
-
-def test_a_lighthouse_that_serves_other_jobs() -> None:
-    told = digest(committed(5, 100.0), JobStopped(reason="x", ok=False, wall=101.0, process="lighthouse", job="other"))
-    assert told.end == ""
+def test_a_run_without_a_step_is_as_old_as_its_first_line() -> None:
+    facts = Facts(begun_wall=1000.0, patience_s=60.0)
+    assert at_once(facts, 1059.0, None) is None
+    assert at_once(replace(facts, again_wall=5000.0, latest=3, wall=1000.0), 5059.0, None) is None
+    found = at_once(Facts(), 1.8e9, None)
+    assert found == Alert("stalled", "no step was committed yet, and nothing says since when it runs")
 
 
 # --- reading
@@ -327,9 +312,13 @@ def test_processes_that_stand_are_told_and_those_of_another_run_are_not(tmp_path
             told.append(message)
             arrived.notify_all()
 
-    ended: list[bool] = []
+    ended: list[list[str]] = []
     runs = [tmp_path / "stands", tmp_path / "goes"]
-    watcher = threading.Thread(target=lambda: ended.append(watch(runs, 1.0, tell, interval_s=0.1)), daemon=True)
+
+    def watching() -> None:
+        ended.append([alert.what for _, _, alert in watch(runs, 1.0, tell, interval_s=0.1) if alert is not None])
+
+    watcher = threading.Thread(target=watching, daemon=True)
     standing.send_signal(signal.SIGSTOP)
     watcher.start()
     with arrived:
@@ -339,7 +328,7 @@ def test_processes_that_stand_are_told_and_those_of_another_run_are_not(tmp_path
     for process in (standing, going):
         process.communicate(timeout=60)
     watcher.join(30)
-    assert ended == [True]
+    assert ended == [["finished", "finished"]]
     of = {job: [one.what for one in told if one.job == job] for job in ("stands", "goes")}
     assert of == {"stands": ["stalled", "goes_on", "finished"], "goes": ["finished"]}
 
@@ -364,7 +353,45 @@ def test_the_command_ends_with_its_runs(tmp_path: Path, capsys: pytest.CaptureFi
     commits(log, range(3))
     log.write(Finished(step=3))
     assert run(["watch", str(tmp_path / "a")]) == 0
-    assert capsys.readouterr().out == "", "it had ended before: nobody is told"
+    assert capsys.readouterr().out == f"{tmp_path / 'a'}: finished: finished after 3 steps\n", "nobody else is told"
+    assert run(["watch", "--json", str(tmp_path / "a")]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+
+
+def test_a_run_that_its_supervisor_ended_with_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, name = EventLog(tmp_path / "a", "supervisor", job="a"), str(tmp_path / "a")
+    log.write(ProcessStarted())
+    assert run(["watch", "--once", name]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: goes on: no step was committed yet; it was started ")
+    log.write(RunFailed(failure="crash_loop", reason="g0 fails again and again"))
+    log.write(RunEnded(code=1, reason="g0 fails again and again"))
+    assert run(["watch", "--once", name]) == 1
+    assert capsys.readouterr().out == f"{name}: failed: g0 fails again and again\n"
+    monkeypatch.setattr("lightkeeper.supervisor.watch.machine.AGAIN_S_MAX", 0.0)
+    assert run(["watch", name]) == 1
+    alert, end = capsys.readouterr().out.splitlines()
+    assert "g0 fails again and again" in alert and end == f"{name}: failed: g0 fails again and again"
+    log.write(ProcessStarted())
+    assert run(["watch", "--once", name]) == 0
+    assert "goes on: no step was committed yet; it was started " in capsys.readouterr().out
+
+
+def test_a_run_that_is_begun_again_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, real, looks = EventLog(tmp_path, "supervisor", job="a"), RunReader.look, list[str]()
+    for event in (ProcessStarted(), RunEnded(code=0, reason="stopped as asked"), ProcessStarted()):
+        log.write(event)
+
+    def look(self: RunReader) -> str:
+        looks.append(real(self))
+        if len(looks) == 3:
+            log.write(RunEnded(code=0, reason="the run is finished"))
+        return looks[-1]
+
+    monkeypatch.setattr(RunReader, "look", look)
+    ((_, facts, alert),) = watch([tmp_path], 600.0, lambda message: None, interval_s=0.05)
+    assert len(looks) > 3 and alert == Alert("finished", "the run is finished") and facts.well
 
 
 def test_a_lighthouse_that_does_not_answer_is_said_and_no_error(
