@@ -193,8 +193,8 @@ class Endings(Telling):
         for group in self.groups.values():
             waits = group.failed is not None or not self.stopped.ok or self.recovery is not None or self.told_to_stop
             waits = waits or self._member(group.name) is None  # a joiner
-            left = group.gone is not None and group.gone.detected_by == "left"
-            if group.connection is not None and not left and waits and not group.told_to_stop:
+            hears = group.in_touch or (group.connection is not None and self._given_up(group))
+            if hears and waits and not group.told_to_stop:
                 actions += self._send(group, self._last_word(group))
                 group.told_to_stop = True  # it has heard it when its stream ends and it does not return
         if all(self._is_away(group, now) for group in self.groups.values()):
@@ -202,6 +202,11 @@ class Endings(Telling):
             self._clear()
             self.groups.clear()
         return actions
+
+    def _given_up(self, group: Group) -> bool:
+        """Whether it is gone, and nobody has told it: it neither left in good order nor was fenced."""
+        told = group.gone is None or group.gone.detected_by == "left" or group.incarnation in self.fenced
+        return not told
 
     def _is_away(self, group: Group, now: float) -> bool:
         """Whether nobody waits any more for one that was told of the end.

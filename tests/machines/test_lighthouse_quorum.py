@@ -419,3 +419,17 @@ def test_who_could_not_follow_and_lives_is_told_of_the_end_too() -> None:
         world.promise(group, step=4)
     world.pass_s(WAIT_S, {"g0": 5, "g1": 5})
     assert stop(world, "g0").quorum_lost and stop(world, "g2").quorum_lost and not stop(world, "g2").keep
+
+
+def test_who_was_fenced_is_told_of_no_end() -> None:
+    """It was frozen, and thaws as the others finish: it would take their end for its own."""
+    world = running()
+    world.fail("g0", 5)
+    world.pass_s(6, {"g0": 5, "g1": 5}, waiting_ms=6000)
+    for group in ("g0", "g1"):
+        world.promise(group, step=4)
+    assert world.newest.groups == ("g0", "g1") and world.told("g2", m.Fence)
+    for group in ("g0", "g1"):
+        world.say(group, m.Finished(world.newest.epoch, 9))
+    world.pass_s(1)
+    assert not world.told("g2", m.Stop)
