@@ -130,22 +130,15 @@ class Supervisor:
         actions = self.pool.leaving(name, why)
         if not actions:
             return []
-        group = self._group_on(name)
-        if group is not None and group.state == CHECKING:
-            self._unready(group, now)
-        elif group is not None and group.state == AT_WORK:
-            actions.append(Ask(self.pool.nodes[name].group, f"{name} is to be left: {why}"))
+        of = self.pool.nodes[name].group
+        if of in self.groups and self.groups[of].state == AT_WORK:
+            actions.append(Ask(of, f"{name} is to be left: {why}"))
         return actions + self._go_on(now)
 
     def node_lost(self, name: str, why: str, now: float) -> list[Action]:
         """A node is gone; the end of what ran there comes by itself."""
         actions = self.pool.lost(name, why)
-        if not actions:
-            return []
-        group = self._group_on(name)
-        if group is not None and group.state == CHECKING:
-            self._unready(group, now)
-        return actions + self._go_on(now)
+        return actions + self._go_on(now) if actions else []
 
     def misasked(self, why: str, now: float) -> list[Action]:
         """What preflight is asked by the job file makes no sense: no node is to blame."""
@@ -153,15 +146,12 @@ class Supervisor:
 
     def checked(self, name: str, group_name: str, problem: str, evidence: str, now: float) -> list[Action]:
         """A node's preflight has ended; `problem` is empty if it is fit."""
-        group, node = self.groups[group_name], self.pool.nodes[name]
+        group = self.groups[group_name]
         seconds = round(now - group.since, 3)
         note = {"node": name, "group": group_name, "problem": problem, "seconds": seconds}
         actions: list[Action] = [Note("node_checked", note), *self.pool.checked(name, problem, evidence)]
         if group.state == CHECKING and name in group.nodes:
-            if problem or node.lost or node.leaving or node.excluded:
-                self._unready(group, now)
-            else:
-                group.unchecked.discard(name)
+            group.unchecked.discard(name)
         return actions + self._go_on(now)
 
     def not_checked(self, name: str, group_name: str, now: float) -> list[Action]:
@@ -212,11 +202,7 @@ class Supervisor:
 
     def quarantine_is(self, reasons: Mapping[str, str], now: float) -> list[Action]:
         """Who is in quarantine, with the reason: somebody has changed it. Who is at work stays there."""
-        changed = self.pool.quarantine_is(reasons)
-        for group in self.groups.values():
-            if group.state == CHECKING and any(self.pool.nodes[node].excluded for node in group.nodes):
-                self._unready(group, now)
-        return [*changed, *self._go_on(now)]
+        return [*self.pool.quarantine_is(reasons), *self._go_on(now)]
 
     def stop(self, why: str, now: float, again: bool = False) -> list[Action]:
         """The run ends in good order: groups leave, nothing is started any more.
@@ -290,20 +276,19 @@ class Supervisor:
     def _ask_all(self, why: str) -> list[Action]:
         return [Ask(name, why) for name, group in self.groups.items() if group.state == AT_WORK]
 
-    def _group_on(self, node: str) -> Group | None:
-        """Which has this node."""
-        return self.groups.get(self.pool.nodes[node].group)
-
-    def _unready(self, group: Group, now: float) -> None:
-        """A node of a group that was being checked is not fit: the group takes another."""
-        self._release(group)
-        self._enter(group, WAITING, now)
+    def _leave_unfit(self, now: float) -> None:
+        """A group in preflight one of whose nodes is not fit takes others, whatever made it so."""
+        for group in self.groups.values():
+            if group.state == CHECKING and not all(self.pool.nodes[node].fit for node in group.nodes):
+                self._release(group)
+                self._enter(group, WAITING, now)
 
     # ------------------------------------------------------------ what is to be done now
 
     def _go_on(self, now: float) -> list[Action]:
         if self.over is not None:
             return []
+        self._leave_unfit(now)
         if self.stopping or self.finished:
             return [*self._end_left_out(now), *self._end_if_still(now)]
         if self.restarting:

@@ -32,9 +32,14 @@ class Node:
     burn_in_at: float = 0.0
 
     @property
+    def fit(self) -> bool:
+        """Whether it may get work: it is there, stays, and is not in quarantine."""
+        return not (self.excluded or self.lost or self.leaving)
+
+    @property
     def free(self) -> bool:
         """Whether a group may have it."""
-        return not (self.group or self.excluded or self.lost or self.leaving)
+        return self.fit and not self.group
 
     @property
     def may_come(self) -> bool:

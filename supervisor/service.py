@@ -392,7 +392,7 @@ class Service:
     def _node_for_lighthouse(self) -> str:
         """The last one that can be used: a spare has it, if there is one, so that it does not die with a group."""
         nodes = self.machine.pool.nodes
-        there = [name for name, node in nodes.items() if not (node.lost or node.excluded or node.leaving)]
+        there = [name for name, node in nodes.items() if node.fit]
         return (there or list(nodes))[-1]
 
     async def _check(self, check: a.Check) -> None:
