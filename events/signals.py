@@ -190,10 +190,15 @@ def _away(words: str) -> str:
     return ", ".join(part for part in parts if not any(f"{phase} of step" in part for phase in _STANDS))
 
 
+def class_and_line(event: Evidence) -> tuple[str, str]:
+    """What ``xid (rank 1): NVRM: Xid ...`` says: the class, and the line by which it is known; empty if nothing."""
+    head, _, line = event.log_class.partition(": ")
+    return head.partition(" ")[0], line
+
+
 def _evidence(event: Evidence) -> list[Signal]:
     found = _recorder(event)
-    head, _, line = event.log_class.partition(": ")
-    cause = head.split()[0] if head.split() else ""
+    cause, line = class_and_line(event)
     weight = round(LOG * confidence_of(line, cause), 2) if cause and cause not in VICTIMS_SAY else 0.0
     if weight:
         rank = int(r[1]) if (r := _RANK.search(event.log_class)) else -1

@@ -8,7 +8,7 @@ from lightkeeper.errors import RunFolderError
 from lightkeeper.events.of_checkpoints import StopRequested
 from lightkeeper.events.reader import read_run
 from lightkeeper.events.schema import Committed, Event, Evidence, Finished, GroupLost, JobStopped, Left, UserError
-from lightkeeper.events.signals import VICTIMS_SAY
+from lightkeeper.events.signals import VICTIMS_SAY, class_and_line
 from lightkeeper.events.verdict import Incident, incidents
 from lightkeeper.lighthouse.messages import QUORUM_LOST
 from lightkeeper.supervisor.attribution import GAVE_UP, STOPPED, End
@@ -46,9 +46,8 @@ def judged(events: Sequence[Event], group: str, told: int | None, lost: str, ask
     quorum = bool(quorum_lost) and code != 0
     left = code == 0 and (early or any(isinstance(e, Left) for e in own) or any(event.ok for event in stopped))
     found = _incident(events, group)
-    log_class = next((e.log_class for e in reversed(own) if isinstance(e, Evidence) and e.log_class), "")
-    head, _, line = log_class.partition(": ")  # "xid (rank 1): NVRM: Xid ..."
-    classified = head.partition(" ")[0]
+    kept = (e for e in reversed(own) if isinstance(e, Evidence) and e.log_class)
+    classified, line = next(map(class_and_line, kept), ("", ""))
     raised = next((e for e in reversed(own) if isinstance(e, UserError)), None)
     cause = lost or (found.culprit.cause if found is not None else "")
     if not cause and raised is not None:

@@ -22,7 +22,8 @@ def last_lines(log: Path, since: int = 0) -> tuple[str, ...]:
     return tuple(line for line in lines if line.strip())[-LINES_MAX:]
 
 
-def last_line(log: Path, since: int = 0) -> str:
-    """The last line from byte `since` on, or that there is none."""
+def last_line(log: Path, since: int = 0, saying: str = "") -> str:
+    """The last line from byte `since` on, of those that say this if any does; or that there is none."""
     lines = last_lines(log, since)
+    lines = tuple(line for line in lines if saying in line) or lines
     return shown(lines[-1].removeprefix("lightkeeper: ")) if lines else f"it printed nothing; see {log}"

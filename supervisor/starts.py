@@ -17,7 +17,6 @@ from lightkeeper.supervisor.facts import end_of
 from lightkeeper.supervisor.jobfile import JobFile
 from lightkeeper.supervisor.launching import launch_argv
 from lightkeeper.supervisor.logs import last_line, last_lines
-from lightkeeper.words import shown
 
 SAYS_WHY = ": ends with exit code "  # a manager's line
 SETTLE_S = 0.5  # for the last events of a group that has ended to be there
@@ -57,6 +56,16 @@ class Start:
     incarnations: set[str] = field(default_factory=set)
     former: set[str] = field(default_factory=set)
 
+    @property
+    def is_to_end(self) -> bool:
+        """Whether it was asked to, or was to be killed."""
+        return self.asked or self.killed
+
+    @property
+    def launchers(self) -> list[str]:
+        """Nodes on which a launcher runs, if they were started."""
+        return sorted(self.running) if self.launched else []
+
 
 class Starts:
     """Of all groups of one run.
@@ -93,7 +102,7 @@ class Starts:
     @property
     def running(self) -> list[tuple[str, str]]:
         """Node and group of every launcher that runs."""
-        return [(node, name) for name, one in self._of.items() if one.launched for node in sorted(one.running)]
+        return [(node, name) for name, one in self._of.items() for node in one.launchers]
 
     def begin(self, group: str, nodes: Sequence[str], number: int) -> None:
         """A further start of a group, its part 0 on the first of these nodes; `launch` is to follow."""
@@ -105,14 +114,14 @@ class Starts:
 
     def is_called_off(self, group: str) -> bool:
         """Whether a group that has begun is to end already."""
-        return self._of[group].asked or self._of[group].killed
+        return self._of[group].is_to_end
 
     async def launch(self, group: str, lighthouse: str) -> list[str]:
         """Starts its launchers, unless it is called off; on which nodes none was started."""
         start, missing = self._of[group], []
         start.launched = True
         for rank, (node, log) in enumerate(zip(start.nodes, start.logs, strict=True)):
-            if start.asked or start.killed:
+            if start.is_to_end:
                 missing.append(node)
                 continue
             argv = launch_argv(self._job, self._folder, lighthouse, group, rank)
@@ -133,14 +142,14 @@ class Starts:
         """To leave in good order."""
         start = self._of[group]
         start.asked = True
-        for node in list(start.running) if start.launched else []:
+        for node in start.launchers:
             await self._cluster.signal(node, group, signal.SIGUSR1)
 
     async def kill(self, group: str) -> None:
         """What is left of it."""
         start = self._of[group]
         start.killed = True
-        for node in list(start.running) if start.launched else []:
+        for node in start.launchers:
             await self._cluster.kill(node, group)
 
     def unseen(self, group: str) -> None:
@@ -150,7 +159,7 @@ class Starts:
     def exited(self, node: str, group: str, code: int | None) -> bool:
         """A launcher has ended, if there was one; whether it was the last of its group."""
         start = self._of.get(group)
-        if start is None or not start.launched or node not in start.running:
+        if start is None or node not in start.launchers:
             return False
         start.running.discard(node)
         start.codes.append(code)
@@ -202,7 +211,5 @@ def _said_last(start: Start, code: int | None) -> str:
     """How it ended, with the line of its launcher that says why, or the last one."""
     if not start.logs or code == -9:
         return ""
-    log = start.logs[0]
-    why = next((line for line in reversed(last_lines(log)) if SAYS_WHY in line), "")
     ended = "nobody knows how it ended" if code is None else f"it exited {code}"
-    return f"{ended}: {shown(why) if why else last_line(log)}"
+    return f"{ended}: {last_line(start.logs[0], saying=SAYS_WHY)}"
