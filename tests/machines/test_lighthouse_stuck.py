@@ -6,6 +6,7 @@ from test_lighthouse_shares import Paced
 from world import BEAT_S, World
 
 from lightkeeper.lighthouse import messages as m
+from lightkeeper.lighthouse.names import Membership
 
 
 def late(rank: int = 1, idle_s: float = 16.0) -> m.Overdue:
@@ -162,8 +163,8 @@ def test_nobody_is_asked_to_leave_below_the_minimum() -> None:
     assert world.noted("slow") and not world.told("g1", m.Drain)
 
 
-def test_a_joiner_that_follows_no_more_is_left_out_though_an_entry_has_made_it_a_member() -> None:
-    """It had caught up, was named in the next epoch, and is stuck since: all stand for it."""
+def follower() -> tuple[World, Membership]:
+    """g2 has come back and caught up; and the epoch that is to take it in."""
     world = World()
     world.start()
     world.die("g2", step=3)
@@ -173,7 +174,12 @@ def test_a_joiner_that_follows_no_more_is_left_out_though_an_entry_has_made_it_a
     for name in ("g0", "g1"):
         world.beat(name, 4)
     world.beat("g2/i2", 4, phase="follow", epoch=0, borne_ms=15_000)
-    planned = world.planned("g0")
+    return world, world.planned("g0")
+
+
+def test_a_joiner_that_follows_no_more_is_left_out_though_an_entry_has_made_it_a_member() -> None:
+    """It had caught up, was named in the next epoch, and is stuck since: all stand for it."""
+    world, planned = follower()
     since = world.now
     while world.now < since + 17.0:
         world.now += BEAT_S
@@ -255,16 +261,7 @@ def test_who_stood_with_all_others_is_not_behind_because_one_of_them_is_the_firs
 
 def test_who_has_just_been_taken_in_is_not_behind_though_the_step_before_was_long() -> None:
     """Its last beat is from before the entry that made it a member, as are those of all others but the first."""
-    world = World()
-    world.start()
-    world.die("g2", step=3)
-    for name in ("g0", "g1"):
-        world.promise(name, 2, held=tuple(range(12)) if name == "g0" else tuple(range(12, 24)))
-    world.arrive("g2/i2")
-    for name in ("g0", "g1"):
-        world.beat(name, 4)
-    world.beat("g2/i2", 4, phase="follow", epoch=0, borne_ms=15_000)
-    planned = world.planned("g0")
+    world, planned = follower()
     for _ in range(120):
         world.now += BEAT_S
         world.beat("g0", 4)

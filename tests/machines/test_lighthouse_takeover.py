@@ -162,8 +162,8 @@ def test_an_epoch_in_force_by_a_change_that_it_did_not_prepare_needs_the_newcome
     assert not world.told("g0", m.Activate) and world.reason("g0").startswith("g3: ")
 
 
-def untold() -> tuple[World, Membership]:
-    """A has left g0 and g1 out, and neither g2 nor anybody else has heard of it; they have all been at b since."""
+def alone() -> tuple[World, Membership]:
+    """A has just left g0 and g1 out; and the epoch before."""
     world = World(3, term=A)
     world.start()
     known = world.newest
@@ -172,6 +172,12 @@ def untold() -> tuple[World, Membership]:
     world.pass_s(6, {"g2": 5}, waiting_ms=6000)
     world.promise("g2", 4)
     assert world.newest.groups == ("g2",)
+    return world, known
+
+
+def untold() -> tuple[World, Membership]:
+    """A has left g0 and g1 out, and neither g2 nor anybody else has heard of it; they have all been at b since."""
+    world, known = alone()
     world.cut("g2")
     return world, known
 
@@ -204,13 +210,7 @@ def test_once_all_that_may_be_concerned_obey_the_untold_epoch_counts() -> None:
 
 def test_who_may_be_left_out_and_takes_itself_for_a_member_does_not_heal() -> None:
     """g2 is told of the epoch without g0 and g1 and has yet to show it; g0 has been at b since, and comes back."""
-    world = World(3, term=A)
-    world.start()
-    known = world.newest
-    world.cut("g0", "g1")
-    world.fail("g2", 5)
-    world.pass_s(6, {"g2": 5}, waiting_ms=6000)
-    world.promise("g2", 4)
+    world, known = alone()
     world.hello("g0", reads=False, known=known, acknowledged=Term(1, "b"))
     world.join("g0")
     world.pass_s(1)

@@ -5,131 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from supervised_job import WITHIN_S, Job, Nodes
 
 from lightkeeper.errors import ToldError, UsageError
 from lightkeeper.events import read_run
-from lightkeeper.events.of_supervisor import GroupEnded, RunEnded
-from lightkeeper.events.schema import Finished, JobStopped
+from lightkeeper.events.of_supervisor import RunEnded
+from lightkeeper.events.schema import JobStopped
 from lightkeeper.events.writer import EventLog
 from lightkeeper.lighthouse.messages import QUORUM_LOST
-from lightkeeper.supervisor.aside import Aside
-from lightkeeper.supervisor.clusters.interface import CannotStart, Exited, Heard, NodeCame, NodeLeaving, NodeLost
-from lightkeeper.supervisor.jobfile import JobFile
+from lightkeeper.supervisor.clusters.interface import Exited, NodeCame, NodeLeaving
 from lightkeeper.supervisor.places import AT_WORK
-from lightkeeper.supervisor.quarantine_file import QuarantineFile
 from lightkeeper.supervisor.requeue import requeue
-from lightkeeper.supervisor.service import Service
-from lightkeeper.supervisor.single import Held
-from lightkeeper.supervisor.tables import read_table
-
-WITHIN_S = 20.0
-
-
-class Nodes:
-    """A cluster in memory. `refuses` says why a process cannot be started: node and name in, "" if it can."""
-
-    def __init__(self, running: Sequence[tuple[str, str]] = (), ended: Sequence[Exited] = ()) -> None:
-        self.running, self._ended = set(running), ended
-        self.starts: list[tuple[str, str]] = []
-        self.signals: list[tuple[str, str, int]] = []
-        self.closed: bool | None = None
-        self.refuses: Callable[[str, str], str] = lambda node, name: ""
-
-    async def open(self, heard: Heard) -> list[tuple[str, str]]:
-        self.heard = heard
-        for one in self._ended:
-            heard(one)
-        return sorted(self.running)
-
-    async def start(self, node: str, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        if why := self.refuses(node, name):
-            raise CannotStart(why)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file:
-            file.write("lighthouse: listening on 127.0.0.1:1234, term 1\n" if name == "lighthouse" else "")
-        self.starts.append((node, name))
-        self.running.add((node, name))
-
-    async def signal(self, node: str, name: str, number: int) -> None:
-        self.signals.append((node, name, number))
-
-    async def kill(self, node: str, name: str) -> None:
-        if (node, name) in self.running:
-            self.ends(node, name, -9)
-
-    async def close(self, end: bool) -> None:
-        self.closed = end
-
-    def ends(self, node: str, name: str, code: int | None) -> None:
-        self.running.discard((node, name))
-        self.heard(Exited(node, name, code))
-
-    def loses(self, node: str) -> None:
-        self.running = {one for one in self.running if one[0] != node}
-        self.heard(NodeLost(node, "gone"))
-
-
-class Job:
-    """One supervised job of two groups on three nodes."""
-
-    def __init__(self, folder: Path, nodes: Nodes | None = None, **more: Any) -> None:
-        table = {
-            "name": "j", "command": ["t.py"], "groups": 2, "cluster": {"nodes": 3}, "preflight": {"enabled": False},
-            "burn_in": {"enabled": False}, **more,
-        }  # fmt: skip
-        self.folder, self.nodes = folder, nodes or Nodes()
-        self.told: list[tuple[str, str]] = []
-        self.aside = Aside(QuarantineFile(folder / "quarantine.json"), "j")
-        self.file = read_table(JobFile, table, "job.toml")
-
-    def run(self, meanwhile: Callable[[Job], Awaitable[None]]) -> int:
-        """Runs the supervisor, and beside it what a test does."""
-
-        async def both() -> int:
-            self.service = Service(
-                self.file,
-                self.folder,
-                self.nodes,
-                self.file.nodes,
-                self.aside,
-                lambda message: self.told.append((message.what, message.summary)),
-            )
-            run = asyncio.create_task(self.service.run())
-            doing = asyncio.ensure_future(meanwhile(self))
-            await asyncio.wait([run, doing], return_when=asyncio.FIRST_COMPLETED, timeout=WITHIN_S)
-            if doing.done():
-                await doing
-            doing.cancel()
-            return await asyncio.wait_for(run, WITHIN_S)
-
-        return asyncio.run(both())
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            await asyncio.sleep(0.01)
-
-    async def until_started(self, *wanted: tuple[str, str]) -> None:
-        await self.until(lambda: set(wanted) <= set(self.nodes.starts))
-
-    def finish(self) -> None:
-        """All that runs ends well, the run being finished."""
-        for node, name in sorted(self.nodes.running):
-            if name != "lighthouse":
-                EventLog(self.folder, f"rank {name}/0", job="j", group=name, incarnation="i").write(Finished(step=9))
-                self.nodes.ends(node, name, 0)
-
-    def reasons(self, group: str) -> list[str]:
-        return [e.reason for e in read_run(self.folder).events if isinstance(e, GroupEnded) and e.group == group]
-
-    def judged(self) -> list[tuple[str, str, str]]:
-        events = read_run(self.folder).events
-        return [(e.group, e.whose, e.failure) for e in events if isinstance(e, GroupEnded)]
 
 
 def test_a_group_whose_node_is_lost_goes_to_another_and_the_lighthouse_too(tmp_path: Path) -> None:
@@ -304,10 +194,7 @@ def test_a_group_that_waits_for_the_lighthouse_leaves_a_node_that_is_drained(
     monkeypatch.setattr("lightkeeper.supervisor.lighthouse.PAUSE_S", 0.01)
 
     async def meanwhile(job: Job) -> None:
-        await job.until_started(("n0", "g0"), ("n1", "g1"))
         await without_lighthouse(job)
-        job.nodes.ends("n1", "g1", 1)
-        await job.until(lambda: bool(job.judged()) and "g1" in pending(job))
         node = job.service.machine.groups["g1"].nodes[0]
         job.nodes.heard(NodeLeaving(node, "maintenance"))
         await job.until(lambda: ("g1", "nobody", "left") in job.judged())
@@ -326,10 +213,7 @@ def test_a_whole_job_restart_ends_a_group_that_waits_for_the_lighthouse(
     monkeypatch.setattr("lightkeeper.supervisor.lighthouse.PAUSE_S", 0.01)
 
     async def meanwhile(job: Job) -> None:
-        await job.until_started(("n0", "g0"), ("n1", "g1"))
         await without_lighthouse(job)
-        job.nodes.ends("n1", "g1", 1)
-        await job.until(lambda: bool(job.judged()) and "g1" in pending(job))
         EventLog(tmp_path, "manager g0", job="j", group="g0", incarnation="i").write(
             JobStopped(ok=False, reason=QUORUM_LOST)
         )
@@ -344,10 +228,13 @@ def test_a_whole_job_restart_ends_a_group_that_waits_for_the_lighthouse(
 
 
 async def without_lighthouse(job: Job) -> None:
-    """It ends, and cannot be started."""
+    """It ends and cannot be started, and g1, which has ended, waits for it."""
+    await job.until_started(("n0", "g0"), ("n1", "g1"))
     job.nodes.refuses = lambda node, name: "no" if name == "lighthouse" else ""
     job.nodes.ends("n2", "lighthouse", -9)
     await job.until(lambda: not job.service._lighthouse.address)
+    job.nodes.ends("n1", "g1", 1)
+    await job.until(lambda: bool(job.judged()) and "g1" in pending(job))
 
 
 def pending(job: Job) -> set[str]:
@@ -425,91 +312,3 @@ def test_another_jobs_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds the run of job j, and this is other"):
         other.run(lambda job: asyncio.sleep(WITHIN_S))
     assert other.nodes.closed is True, "nothing ran: nothing is left"
-
-
-async def trains(job: Job) -> None:
-    """Until both groups run; then this supervisor dies, and they go on."""
-    await job.until_started(("n0", "g0"), ("n1", "g1"))
-    raise KeyError("a bug")
-
-
-def taken_up(folder: Path, **more: Any) -> Job:
-    """The next supervisor of a job whose first has died."""
-    with pytest.raises(KeyError):
-        Job(folder).run(trains)
-    return Job(folder, Nodes([("n0", "g0"), ("n1", "g1"), ("n2", "lighthouse")]), **more)
-
-
-def test_an_operators_word_during_a_take_up_is_told_to_the_groups(tmp_path: Path) -> None:
-    later = taken_up(tmp_path)
-    opened = later.nodes.open
-
-    async def slowly(heard: Heard) -> list[tuple[str, str]]:
-        signal.raise_signal(signal.SIGTERM)
-        await asyncio.sleep(0.1)
-        return await opened(heard)
-
-    later.nodes.open = slowly  # type: ignore[method-assign]
-
-    async def meanwhile(job: Job) -> None:
-        await job.until(lambda: len(job.nodes.signals) == 2)
-        for node, name in (("n0", "g0"), ("n1", "g1")):
-            job.nodes.ends(node, name, 0)
-
-    assert later.run(meanwhile) == 0
-    assert {name for _, name, number in later.nodes.signals if number == signal.SIGUSR1} == {"g0", "g1"}
-    assert sorted(later.judged()) == [("g0", "nobody", "left"), ("g1", "nobody", "left")]
-
-
-@pytest.mark.parametrize(
-    "changed", [{"checkpoints": "elsewhere"}, {"lighthouse": {"address": "127.0.0.1:1"}}, {"command": ["other.py"]}]
-)
-def test_what_groups_were_told_cannot_change_while_they_run(tmp_path: Path, changed: dict[str, Any]) -> None:
-    (name,) = changed
-    later = taken_up(tmp_path, **changed)
-    with pytest.raises(UsageError, match=f"has changed while the job runs .*{name} was "):
-        later.run(lambda job: asyncio.sleep(WITHIN_S))
-    assert later.nodes.closed is False
-
-
-def test_another_token_while_groups_run_is_told(tmp_path: Path) -> None:
-    later = taken_up(tmp_path)
-    (tmp_path / "token").write_text("another")
-    with pytest.raises(ToldError, match="token is not the one that what runs was told"):
-        later.run(lambda job: asyncio.sleep(WITHIN_S))
-    assert later.nodes.closed is False
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_nodes_that_cannot_be_opened_are_told_and_end_nothing_that_runs(tmp_path: Path, before: bool) -> None:
-    later = taken_up(tmp_path) if before else Job(tmp_path)
-
-    async def fails(heard: Heard) -> list[tuple[str, str]]:
-        assert (tmp_path / "logs").is_dir(), "a terminal that goes is told of there"
-        raise FileExistsError(17, "File exists", "nodes/n2")
-
-    later.nodes.open = fails  # type: ignore[method-assign]
-    with pytest.raises(ToldError, match="nodes/n2: File exists"):
-        later.run(lambda job: asyncio.sleep(WITHIN_S))
-    assert later.nodes.closed is not before
-
-
-def test_who_is_not_in_the_state_is_ended_with_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    later = taken_up(tmp_path)
-    (tmp_path / "supervisor.json").unlink()
-
-    async def meanwhile(job: Job) -> None:
-        await job.until_started(("n0", "g0"), ("n1", "g1"))
-        job.finish()
-
-    assert later.run(meanwhile) == 0
-    assert "g0 on n0 is ended: " in capfd.readouterr().err
-
-
-def test_a_lock_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(UsageError, match="cannot use .*: No space left on device"):
-        Held(tmp_path).__enter__()
