@@ -28,7 +28,7 @@ from lightkeeper.manager.ranks import END_S, RankProcesses, Rendezvous, open_ren
 from lightkeeper.manager.restarts import PAUSE_S_MAX, GroupEnd, Restarts, may_restart
 from lightkeeper.manager.service import ManagerService, new_incarnation
 from lightkeeper.manager.signals import NOTICE
-from lightkeeper.manager.spawn import SOCKET_VARIABLE
+from lightkeeper.manager.spawn import SOCKET_VARIABLE, STARTED_AS_VARIABLE
 from lightkeeper.manager.warm import WarmRanks
 from lightkeeper.words import say
 
@@ -65,7 +65,8 @@ class Launcher:
         self.warm = WarmRanks(len(self.settings.ranks_here), self.command, self._say) if options.warm else None
         self.log_folder = options.log_folder or (self.settings.run_folder and f"{self.settings.run_folder}/logs")
         self.starts = 0
-        self._asked, self._asked_by = asyncio.Event(), ""  # by a signal of that name, or (then it is empty) by a notice
+        self._asked, self._asked_by = asyncio.Event(), ""  # by a signal, or (then it is empty) by a notice file
+        self._is_notice = False  # the signal
         self._notice, self._noticed_s = Notice(), 0.0
         self._next_s = 0.0  # when the group's next start is due, also on its other nodes
         self._service: ManagerService | NodeAgent | None = None  # one that can be asked
@@ -76,7 +77,7 @@ class Launcher:
         """Serves the group until it has ended for good; returns its exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, NOTICE):
-            loop.add_signal_handler(number, self._asked_to_leave, signal.Signals(number).name)
+            loop.add_signal_handler(number, self._asked_to_leave, signal.Signals(number))
         if self.settings.notice_file:  # once, also for the pauses between starts
             watch_notice(Path(self.settings.notice_file), self._noticed, self._say)
         try:
@@ -140,12 +141,14 @@ class Launcher:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._asked.wait(), pause_s)
 
-    def _asked_to_leave(self, name: str) -> None:
-        """By a signal of this name."""
+    def _asked_to_leave(self, number: signal.Signals) -> None:
+        """By this signal."""
         self._asked.set()
-        self._asked_by = name
+        self._is_notice = number == NOTICE
+        supervised = STARTED_AS_VARIABLE in os.environ and self._is_notice
+        self._asked_by = "SIGUSR1 from the supervisor" if supervised else number.name
         if self._service is not None:
-            self._service.asked_to_leave(name, notice=name == NOTICE.name)
+            self._service.asked_to_leave(self._asked_by, notice=self._is_notice)
 
     def _noticed(self, notice: Notice) -> None:
         self._asked.set()
@@ -157,7 +160,7 @@ class Launcher:
         """What was asked before is asked now."""
         self._service = service
         if self._asked_by:
-            service.asked_to_leave(self._asked_by, notice=self._asked_by == NOTICE.name)
+            service.asked_to_leave(self._asked_by, notice=self._is_notice)
         if self._noticed_s:
             service.noticed(self._notice.after(time.monotonic() - self._noticed_s))
 

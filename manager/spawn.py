@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SOCKET_VARIABLE = "LIGHTKEEPER_SOCKET"
 PARENT_VARIABLE = "LIGHTKEEPER_PARENT"
 LAUNCHER_VARIABLE = "LIGHTKEEPER_LAUNCHER"
+STARTED_AS_VARIABLE = "LIGHTKEEPER_STARTED_AS"  # by a supervisor: folder of its node and name of the process
 START_S_MAX = 30.0
 
 _kept: list[Any] = []  # a store that this process serves lives as long as it does

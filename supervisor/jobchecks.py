@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from lightkeeper.errors import UsageError
+from lightkeeper.manager.settings import strange_variables
 from lightkeeper.supervisor.jobfile import PLACES, JobFile
 from lightkeeper.supervisor.joboptions import check_settings
 from lightkeeper.supervisor.notify.settings import Command, is_reference
@@ -30,11 +31,13 @@ def check_job(job: JobFile) -> list[str]:
     """
     _check_command(job)
     _check_settings(job)
+    _check_run_folder(Path.cwd() / job.run_folder)
     _check_preflight(job.preflight.options)
     for words, key in ((job.requeue, "requeue"), (job.burn_in.command, "[burn_in] command")):
         if words and shutil.which(words[0]) is None:
             raise UsageError(f"{key}: there is no program {words[0]}")
-    return _untold(job)
+    strange = strange_variables(job.environment)
+    return [*([f"[environment]: {strange}"] if strange else []), *_untold(job)]
 
 
 def _check_command(job: JobFile) -> None:
@@ -64,6 +67,15 @@ def _check_settings(job: JobFile) -> None:
         job.options, job=job.name, groups=job.groups, minimum=job.minimum, spares=job.spares,
         ranks=job.ranks * job.nodes_per_group, nnodes=job.nodes_per_group, outage_budget_s=job.outage_budget_s,
     )  # fmt: skip
+
+
+def _check_run_folder(folder: Path) -> None:
+    """It need not be there, but it must be possible to make it."""
+    there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+    if not there.is_dir():
+        raise UsageError(f"run_folder {folder}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"run_folder {folder}: {there} cannot be written")
 
 
 def _check_preflight(options: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from lightkeeper.checkpoint.files import write_whole
@@ -22,6 +22,7 @@ NAME = "lighthouse"
 LISTENING = re.compile(rb"listening on (\S+?),")
 LISTENS_S_MAX = 60.0
 FIRST_TRIES_MAX = 3  # before it has ever listened
+MISSING_LONG_S = 120.0  # after which a human is told
 PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
 LOOK_S = 0.05
 PROBE_S, MISSED_MAX = 3.0, 3  # so many calls in a row of 5 s each
@@ -48,7 +49,6 @@ class LighthouseProcess:
         self._job, self._token = job, token
         self._said, self._folder, self._cluster = said, folder, cluster
         self._environment, self._pick, self._alone = environment, node, alone
-        self._said_before = 0
         self.address = said.address  # "" while there is none
         self.node = ""  # where it runs
         self._starting = False
@@ -101,8 +101,11 @@ class LighthouseProcess:
         said = call("Lighthouse", "Status", address, lighthouse_pb2.StatusRequest(), self._job, self._token)
         return said.details or said.code if said.nobody else ""
 
-    async def start(self) -> None:
+    async def start(self, long: Callable[[str], Awaitable[None]]) -> None:
         """Returns once it listens, however long that takes: groups train on meanwhile.
+
+        Args:
+            long: told once, with the reason, that there has been none for `MISSING_LONG_S`.
 
         Raises:
             ToldError: it has never listened, and does not.
@@ -110,20 +113,25 @@ class LighthouseProcess:
         if self._starting or self.address:
             return
         self._starting, tries = True, 0
+        long_s = time.monotonic() + MISSING_LONG_S
         try:
-            while not await self._start_once():
-                tries, why = tries + 1, last_line(self._log, self._said_before)
+            while why := await self._start_once():
+                tries += 1
                 if tries >= FIRST_TRIES_MAX and not self._file.exists():
                     raise ToldError(f"the lighthouse does not come up: {why}")
+                if time.monotonic() >= long_s:
+                    long_s = float("inf")
+                    await long(why)
                 pause_s = min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(tries, 10))
                 say(f"lightkeeper: the lighthouse did not come up ({why}); again in {pause_s:g} s")
                 await asyncio.sleep(pause_s)
         finally:
             self._starting = False
 
-    async def _start_once(self) -> bool:
+    async def _start_once(self) -> str:
+        """Why it does not listen; "" if it does."""
         self.node = self._pick()
-        said = self._said_before = self._log.stat().st_size if self._log.exists() else 0
+        said = self._log.stat().st_size if self._log.exists() else 0
         words = [
             sys.executable, "-m", "lightkeeper", "lighthouse", "--bind", self._bind(),
             "--run-folder", str(self._folder), "--log", str(self._folder / "lighthouse"),
@@ -132,19 +140,19 @@ class LighthouseProcess:
         try:
             await self._cluster.start(self.node, NAME, words, self._environment, self._log)
         except CannotStart as error:
-            say(f"lightkeeper: {error}")
             self.node = ""
-            return False
+            return str(error)
         until = time.monotonic() + LISTENS_S_MAX
         while self.node and time.monotonic() < until:
             if found := LISTENING.search(self._log.read_bytes()[said:]):
                 self.address = found.group(1).decode()
                 self._keep_address()
-                return True
+                return ""
             await asyncio.sleep(LOOK_S)
         if self.node:
             await self._cluster.kill(self.node, NAME)
-        return False
+            return f"it did not listen within {LISTENS_S_MAX:g} s"
+        return last_line(self._log, said)
 
     def _bind(self) -> str:
         """Where it was before, if groups run that look for it there."""

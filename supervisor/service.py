@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,14 +38,15 @@ from lightkeeper.supervisor.clusters.interface import (
 )
 from lightkeeper.supervisor.jobfile import JobFile
 from lightkeeper.supervisor.jobshape import check_shape, shape_of
+from lightkeeper.supervisor.lighthouse import MISSING_LONG_S, LighthouseProcess
 from lightkeeper.supervisor.lighthouse import NAME as LIGHTHOUSE
-from lightkeeper.supervisor.lighthouse import LighthouseProcess
 from lightkeeper.supervisor.machine import Supervisor
 from lightkeeper.supervisor.nodechecks import NodeChecks
 from lightkeeper.supervisor.notify.message import Message
 from lightkeeper.supervisor.places import AT_WORK
 from lightkeeper.supervisor.requeue import requeue
 from lightkeeper.supervisor.runfiles import STATE, TOKEN, damaged, read_state, token_of
+from lightkeeper.supervisor.saying import sentence
 from lightkeeper.supervisor.starts import Starts
 from lightkeeper.words import say
 
@@ -339,7 +340,7 @@ class Service:
     async def _do(self, actions: Sequence[a.Action]) -> None:
         for action in actions:
             if isinstance(action, a.StartLighthouse):
-                self._spawn(self._lighthouse.start())
+                self._spawn(self._start_lighthouse())
             elif isinstance(action, a.Check):
                 self._spawn(self._check(action))
             elif isinstance(action, a.Launch):
@@ -358,17 +359,28 @@ class Service:
             elif isinstance(action, a.Ask):
                 await self._starts.ask(action.group)
             elif isinstance(action, a.Exclude):
-                say(f"lightkeeper: {action.node} is in quarantine: {action.reason}")
                 await self._exclude(action)
             elif isinstance(action, a.Tell):
                 await asyncio.to_thread(self._tell, self._message(action))
             elif isinstance(action, a.Note):
                 self._log.write(KINDS_OF_SUPERVISOR[action.kind](**action.fields))
-                say(f"lightkeeper: {action.kind}: {_words(action.fields)}")
+                if words := sentence(action.kind, action.fields):
+                    say(f"lightkeeper: {words}")
             elif isinstance(action, a.Over):
                 assert self._over is not None
                 if not self._over.done():
                     self._over.set_result(action)
+
+    async def _start_lighthouse(self) -> None:
+        async def missing(why: str) -> None:
+            since = f"there has been none for {MISSING_LONG_S:g} s"
+            await self._do([a.Tell("quorum_lost", f"the lighthouse does not come up, and {since}: {why}")])
+
+        try:
+            await self._lighthouse.start(missing)
+        except ToldError as error:
+            await self._do([a.Tell("failed", str(error))])
+            raise
 
     async def _exclude(self, action: a.Exclude) -> None:
         self._changes += 1
@@ -444,7 +456,3 @@ class Service:
     def _environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTKEEPER_")}
         return {**clean, **self.job.environment, "LIGHTKEEPER_TOKEN": self._token, "PYTHONUNBUFFERED": "1"}
-
-
-def _words(fields: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in fields.items() if value not in ("", -1, []))

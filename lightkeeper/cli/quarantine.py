@@ -57,6 +57,13 @@ def _allowed() -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
+def _reason(words: str) -> str:
+    """An option that stands where a reason should would be taken for one, and the next word for a further argument."""
+    if words.startswith("-"):
+        raise typer.BadParameter(f"it takes a reason in words, and got {words}")
+    return words
+
+
 def _name(node: str) -> str:
     if not node or len(node) > 253 or not node.isprintable() or node.startswith("-") or " " in node:
         raise UsageError(f"{node!r} is no name of a node")
@@ -120,7 +127,7 @@ def _line(node: Node, wall: float) -> str:
 
 def add(
     node: _Node,
-    reason: Annotated[str, typer.Option(help="Why.")],
+    reason: Annotated[str, typer.Option(help="Why.", callback=_reason)],
     evidence: Annotated[str, typer.Option(help="Where what speaks for it was kept.")] = "",
     serial: Annotated[str, typer.Option(help="Of its hardware; read if NODE is this machine.")] = "",
     file: _File = None,
@@ -147,7 +154,10 @@ def add(
 def release(
     node: _Node,
     force: Annotated[
-        str, typer.Option(metavar="REASON", help="Why it may come back although it has passed no burn-in.")
+        str,
+        typer.Option(
+            metavar="REASON", help="Why it may come back although it has passed no burn-in.", callback=_reason
+        ),
     ] = "",
     file: _File = None,
     json: _Json = False,

@@ -24,11 +24,11 @@ import psutil
 
 from lightkeeper.manager.processes import die_with_parent
 from lightkeeper.manager.sessions import kill_sessions
+from lightkeeper.manager.spawn import STARTED_AS_VARIABLE
 
 LINE_BYTES_MAX = 4 << 20
 SOCKET, PID, DRAIN = "host.sock", "host.pid", "drain"
 WHY_BYTES_MAX = 200
-STARTED_AS = "LIGHTKEEPER_STARTED_AS"  # node's folder and name of the process
 GONE_S_MAX = 5.0
 POLL_S = 0.05
 
@@ -108,7 +108,7 @@ class Host:
             os.fsync(output.fileno())
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env={**environment, STARTED_AS: self._mark(name)},
+                env={**environment, STARTED_AS_VARIABLE: self._mark(name)},
                 start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         self.children[name], self.below[name] = child, {}
@@ -206,7 +206,7 @@ def marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(STARTED_AS, "").startswith(mark):
+            if process.environ().get(STARTED_AS_VARIABLE, "").startswith(mark):
                 found.append(process)
     return found
 

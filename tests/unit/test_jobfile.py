@@ -99,6 +99,7 @@ def test_a_group_on_two_nodes_is_started_by_a_line_for_each(tmp_path: Path) -> N
 @pytest.mark.parametrize(("text", "why"), [
     ('command = ["other.py"]\n', "command: there is no script other.py in "),
     ('command = ["t.py", "{checkpoint}"]\n', "{checkpoint} is filled in by nobody; did you mean {checkpoints}?"),
+    ('command = ["t.py"]\nrun_folder = "t.py/run"\n', "t.py is no folder"),
     ('command = ["t.py"]\nrequeue = ["/no/such"]\n', "requeue: there is no program /no/such"),
     ('command = ["t.py"]\noutage_budget_s = 0.1\n', "outage_budget_s 0.1"),
     ('command = ["t.py"]\n[lighthouse]\nbind = "nonsense"\n', "[lighthouse]: "),
@@ -125,6 +126,16 @@ def test_by_whom_nobody_will_be_told_is_said_at_the_start(tmp_path: Path, monkey
     lines = check_job(read(tmp_path, LEAST + notify))
     assert len(lines) == 2 and "NO_SUCH_URL" in lines[0] and "/no/such" in lines[1]
     assert check_job(read(tmp_path, LEAST)) == []
+
+
+def test_a_variable_that_looks_like_an_option_and_is_none_is_said_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.py").touch()
+    monkeypatch.chdir(tmp_path)
+    given = "[environment]\nLIGHTKEEPER_OUTAGE_BUDGETS = '5'\nNCCL_DEBUG = 'INFO'\n"
+    (line,) = check_job(read(tmp_path, LEAST + given))
+    assert line.startswith("[environment]: LIGHTKEEPER_OUTAGE_BUDGETS is not an option")
 
 
 def test_a_job_file_that_changed_while_groups_run_is_refused(tmp_path: Path) -> None:

@@ -271,6 +271,7 @@ def test_a_round_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> Non
         (("burn-in", "n1", "--here", "--rounds", "0"), "--rounds must be within"),
         (("burn-in", "n1", "--here", "--round-s", "0"), "--round-s must be within"),
         (("release", "n9"), "n9 is not in quarantine"),
+        (("release", "n9", "--force", "--file", "x"), "it takes a reason in words, and got --file"),
     ],
 )
 def test_wrong_input(path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
