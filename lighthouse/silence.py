@@ -30,6 +30,7 @@ OVERDUE_BEATS = 2.0
 PATIENT = 0.5  # of what the one that is stood for bears
 ASKED_SHARE = 0.65  # of the lease, since it takes somebody a while to say that it stands, and then to be asked
 NAMED_MAX = 8
+BEFORE_FORMING = ("recover", "vote", "before", "reduce", "closing")  # where a rank of an epoch that is over may hang
 ASKED_MAX = 32  # in one look: with two looks to an interval no more than `OFTEN_MAX` groups cause
 
 
@@ -190,7 +191,7 @@ class Look:
     def _forms(self, group: Group) -> bool:
         """Whether it does not come to the epoch that all others wait to form with it: then nobody stands."""
         late = None if group.beat is None else group.beat.overdue
-        return self.waited is None and self._failed > 0 and late is not None and late.phase in ("recover", "vote")
+        return self.waited is None and self._failed > 0 and late is not None and late.phase in BEFORE_FORMING
 
     def _behind_s(self, group: Group) -> float:
         """For how long it has not committed a step that another one, which stands in a later one, has; 0 if that is
@@ -202,6 +203,8 @@ class Look:
             return 0.0
         if group.connection is None or self._overdue(group):
             return 0.0  # of one that was not heard lately it is not known where it is
+        if any(doing.phase == "recover" for doing in mine.ranks):
+            return 0.0  # it may wait for another group, whose rank does not come to form the epoch with it
         if (mine.epoch, mine.step) >= (its.epoch, its.step):
             return 0.0
         behind_s = self.now - max(group.moved_s, leader.moved_s)

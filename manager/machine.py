@@ -133,7 +133,7 @@ class GroupMachine(Overdues):
             return []
         if self.torn:
             return self._finish(exits.GAVE_UP, TORN)
-        self.promised = epoch.number
+        self.promised, self.aborted_at = epoch.number, now
         promise = m.Promise(epoch, self.known, tuple(self.prepared), self.last, self.share, self.total, self.healed)
         if self.following:
             self.prepared, self.built, self.deferred = [], set(), None  # what was to take this group in is void

@@ -17,7 +17,7 @@ from lightkeeper.manager.answers import RankView
 from lightkeeper.manager.deadlines import Deadlines
 from lightkeeper.manager.folding import fold_views
 from lightkeeper.manager.leaving import Leaving
-from lightkeeper.manager.progress import EXPECTED
+from lightkeeper.manager.progress import EXPECTED, STANDING
 from lightkeeper.manager.settings import Settings
 
 DOING_MAX = 16  # kinds of doing that one beat tells
@@ -34,11 +34,12 @@ class Overdues(Leaving):
         self._said_stuck: set[tuple[int, str, int]] = set()  # rank, phase, step
         self._armed = False
         self._answered: dict[int, float] = {}  # ranks that seem to wait for an answer which they were given, since when
+        self.aborted_at: float | None = None  # when ranks were last told that the epoch they stand in is over
 
     def _mind_progress(self, now: float) -> list[Action]:
         """Looks at what the ranks do."""
         self.deadlines.floor_s = self.settings.timeouts.stall_floor(self.lease_s)
-        overdue = self.deadlines.look({r: self._as_answered(r, view, now) for r, view in self._views.items()}, now)
+        overdue = self.deadlines.look({r: self._as_told(r, view, now) for r, view in self._views.items()}, now)
         if self.errors or self.died is not None:
             overdue = []  # it ends: an interpreter may take its time over that
         self.overdue = overdue[0] if overdue else None
@@ -55,8 +56,12 @@ class Overdues(Leaving):
             return actions + self._hangs(overdue[0])
         return actions
 
-    def _as_answered(self, rank: int, view: RankView, now: float) -> RankView:
-        """A rank that was given its answer and does not get on is at its own turn, whatever its page says."""
+    def _as_told(self, rank: int, view: RankView, now: float) -> RankView:
+        """A rank that was given its answer, or told that what it stands in is over, and does not get on is at its own
+        turn, whatever its page says.
+        """
+        if self.aborted_at is not None and view.phase in STANDING and view.waiting_s > now - self.aborted_at:
+            return replace(view, idle_s=now - self.aborted_at)  # what it waits in does not let it go
         if not view.asks_s or rank in self.waiting:
             self._answered.pop(rank, None)
             return view

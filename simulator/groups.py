@@ -163,7 +163,7 @@ class GroupProcess(Process):
         """The manager sees, or is told, that a rank's process is gone."""
         if self.alive and not self.sleeps(self.hear_exit, index, code):
             rank = self.ranks[index]
-            self.act(self.machine.rank_ended(index, code, RankView(rank.phase, rank.step, 0.0, 0.0), self.now))
+            self.act(self.machine.rank_ended(index, code, RankView(rank.shown_phase, rank.step, 0.0, 0.0), self.now))
 
     # ------------------------------------------------------------ actions
 
@@ -274,7 +274,7 @@ class GroupProcess(Process):
             since = self.now
         waiting_s = self.clock.now - rank.since if rank.phase in STANDING else 0.0
         idle_s = self.clock.now - rank.since if rank.phase in OWN_WORK and self.world.shape.watched else 0.0
-        return RankView(rank.phase, rank.step, waiting_s, self.now - since, rank.pace.microbatch_us, idle_s)
+        return RankView(rank.shown_phase, rank.step, waiting_s, self.now - since, rank.pace.microbatch_us, idle_s)
 
     @property
     def slowness(self) -> float:

@@ -69,6 +69,11 @@ class Rank(Process):
         """Until when it stood still last, or took long over one step, for whatever reason; in the world's time."""
         return max(self.frozen_until, self.stalled_until, self.slow_until, self.group.frozen_until)
 
+    @property
+    def shown_phase(self) -> str:
+        """What its page would show."""
+        return "recover" if self.phase in ("form", "adopt") else self.phase
+
     def stall(self, seconds: float) -> None:
         """Does nothing for so long, and lives."""
         self.freeze(seconds)

@@ -121,3 +121,33 @@ def test_it_lets_what_may_be_a_save_come_to_its_end() -> None:
     world.hears(m.Stop("finished: step 5 is final", ok=True))
     does(world, 60.0, "apply", 4)
     assert not world.ended
+
+
+def hangs(world: GroupWorld, seconds: float, since_s: float) -> None:
+    """Rank 1 stands where it stood before, for longer and longer; rank 0 has come out of it, and forms."""
+    for tick in range(round(seconds / 0.25)):
+        stands = RankView("reduce", 4, since_s + 0.25 * (tick + 1), 0.0, 1000)
+        world.pass_s(0.25, {0: RankView("recover", 4, 0.0, 0.0, 1000), 1: stands})
+
+
+def test_a_rank_that_what_it_stood_in_does_not_let_go_is_stuck() -> None:
+    """As in an abort that hangs: it was told that the epoch is over, and stands there all the same."""
+    world = started()
+    world.prepare(2)
+    world.activate(2, step=4)
+    world.forget()
+    hangs(world, 15.0, since_s=1.0)
+    assert not [event for event in world.events if isinstance(event, Stuck)]
+    hangs(world, 1.0, since_s=16.0)
+    (stuck,) = [event for event in world.events if isinstance(event, Stuck)]
+    assert (stuck.rank, stuck.phase, stuck.step) == (1, "reduce", 4) and 15.0 < stuck.since_s <= 16.0
+
+
+def test_a_rank_that_stands_in_the_next_epoch_is_not() -> None:
+    world = started()
+    world.prepare(2)
+    world.activate(2, step=4)
+    world.pass_s(1.0, {0: RankView("recover", 4, 0.0, 0.0, 1000), 1: RankView("recover", 4, 0.0, 0.0, 1000)})
+    world.forget()
+    hangs(world, 60.0, since_s=0.0)
+    assert not [event for event in world.events if isinstance(event, Stuck)]

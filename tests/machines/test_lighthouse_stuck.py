@@ -271,3 +271,43 @@ def test_who_has_just_been_taken_in_is_not_behind_though_the_step_before_was_lon
     world.beat("g0", 5, epoch=planned.epoch.number)
     world.tick()
     assert world.newest == planned and len(world.noted("group_lost")) == 1, "only the one that died"
+
+
+# ---------------------------------------------------------------- who hangs in an epoch that is over
+
+
+def test_who_waits_to_form_the_epoch_is_not_behind_and_who_hangs_before_it_is_stuck() -> None:
+    """Rank 0 of each has formed it; rank 1 of g1, one step behind, waits for that of g0, whose abort hangs."""
+    world = World()
+    world.start()
+    since = world.now
+    forming, hanging = m.Doing((1,), "recover", 5), m.Doing((1,), "reduce", 6)
+    while world.now < since + 20.0 and not world.noted("group_lost"):
+        world.now += BEAT_S
+        waiting_ms = round(1000 * (world.now - since))
+        stuck = m.Overdue(1, "reduce", waiting_ms, 15_000, 6) if waiting_ms > 16_000 else None
+        world.beat(
+            "g0", 6, phase="reduce", waiting_ms=waiting_ms, borne_ms=15_000, microbatch_ms=1, ranks=(hanging,),
+            overdue=stuck,
+        )  # fmt: skip
+        world.beat("g1", 5, phase="vote", borne_ms=15_000, microbatch_ms=1, ranks=(m.Doing((0,), "vote", 5), forming))
+        world.beat("g2", 6, phase="reduce", waiting_ms=waiting_ms, borne_ms=15_000, microbatch_ms=1)
+        world.tick()
+    (lost,) = world.noted("group_lost")
+    assert (lost["group"], lost["detected_by"], lost["rank"]) == ("g0", "progress", 1)
+
+
+def test_who_hangs_while_all_others_wait_to_form_is_left_out_when_they_say_that_it_failed() -> None:
+    """Groups of one rank: nobody stands."""
+    world = World()
+    world.start()
+    hangs = m.Overdue(0, "reduce", 30_000, 15_000, 5)
+    world.beat("g0", 5, phase="reduce", borne_ms=15_000, microbatch_ms=1, overdue=hangs)
+    for name in ("g1", "g2"):
+        world.beat(name, 5, phase="recover", borne_ms=15_000, microbatch_ms=1)
+    world.tick()
+    assert not world.noted("group_lost"), "they may still form"
+    world.fail("g1", 5)
+    world.tick()
+    (lost,) = world.noted("group_lost")
+    assert (lost["group"], lost["detected_by"]) == ("g0", "progress")

@@ -51,6 +51,14 @@ def test_ranks_that_stall_break_nothing_and_nobody_else_is_called_stuck() -> Non
     assert struck > STALLED / 5 and left_out > STALLED / 20
 
 
+def test_who_waits_to_form_with_a_rank_that_stalls_is_not_called_stuck() -> None:
+    """A rank of one group stalls in the closing reduce; another group, one step behind, waits for it to form."""
+    plan = plan_history(585, stalls=True, shape={"lighthouses": 2})
+    outcome = run_history(plan, traces=True)
+    assert not outcome.invariant, transcript(plan, outcome.trace, 60)
+    assert any("no progress in closing of step 118" in line for line in outcome.trace)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_cell_of_fault_and_phase_is_empty_in_a_long_run() -> None:
