@@ -21,7 +21,7 @@ from lightkeeper.lighthouse.service import LighthouseService, add_to
 from lightkeeper.protos import lighthouse_pb2_grpc
 from lightkeeper.wire import CHANNEL_OPTIONS, SERVER_OPTIONS, metadata
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 TOKEN = "secret"
 ENDED = (grpc.aio.EOF, None)
 

@@ -18,7 +18,7 @@ from lightkeeper.supervisor.quarantine_file import QuarantineFile
 from lightkeeper.supervisor.service import Service
 from lightkeeper.supervisor.tables import read_table
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 class Nodes:

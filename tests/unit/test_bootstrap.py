@@ -34,7 +34,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    shown["child"] = queue.get(timeout=20)
+    shown["child"] = queue.get(timeout=60)
     process.join()
     print(json.dumps(shown))
 """
@@ -108,7 +108,7 @@ def test_ctrl_c_ends_it_as_it_ends_python(folder: Path) -> None:
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline() == "here\n"
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=20) == -signal.SIGINT
+    assert process.wait(timeout=60) == -signal.SIGINT
     assert "KeyboardInterrupt" in process.stderr.read()
     process.stdout.close()
     process.stderr.close()

@@ -191,7 +191,7 @@ def test_stacks_of_a_process_that_holds_the_interpreter_lock(tmp_path: Path, how
             os.waitid(os.P_PID, child.pid, os.WSTOPPED)
         asked = stacks.ask(child.pid, 0, tmp_path)
         assert asked is (how == "hears")
-        found = asyncio.run(stacks.stacks_of(child.pid, 0, tmp_path, asked, time.monotonic() + 5))
+        found = asyncio.run(stacks.stacks_of(child.pid, 0, tmp_path, asked, time.monotonic() + 60))
         assert found is not None and child.poll() is None, "asking must not end it"
         if how == "hears":
             assert found.by == "handler" and not found.missing and b"in holds_it_for_ever" in found.text
@@ -225,10 +225,10 @@ def test_py_spy_goes_first_and_what_it_does_not_do_is_said(tmp_path: Path, monke
     spy.write_text("#!/bin/sh\necho 'Thread 1 (idle): \"MainThread\"'\n")
     spy.chmod(0o755)
     monkeypatch.setattr(stacks.shutil, "which", lambda program: str(spy))
-    found = asyncio.run(stacks.stacks_of(os.getpid(), 0, tmp_path, False, time.monotonic() + 5))
+    found = asyncio.run(stacks.stacks_of(os.getpid(), 0, tmp_path, False, time.monotonic() + 60))
     assert found == stacks.Stacks("py-spy", b'Thread 1 (idle): "MainThread"\n')
     spy.write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2\nexit 1\n")
-    found = asyncio.run(stacks.stacks_of(os.getpid(), 0, tmp_path, False, time.monotonic() + 5))
+    found = asyncio.run(stacks.stacks_of(os.getpid(), 0, tmp_path, False, time.monotonic() + 60))
     assert found is not None and found.by == "kernel" and "py-spy: Error: Permission Denied" in found.missing
 
 
@@ -270,6 +270,7 @@ def test_without_a_run_folder_one_line_says_so_once(tmp_path: Path) -> None:
 
 
 def test_a_kill_is_put_off_by_no_more_than_it_may_be(tmp_path: Path, monkeypatch) -> None:
+    borne: list[tuple[float, float]] = []
     said: list[str] = []
     notes: list[Any] = []
 
@@ -281,13 +282,14 @@ def test_a_kill_is_put_off_by_no_more_than_it_may_be(tmp_path: Path, monkeypatch
         made.collect(Collect("killed", "rank 0 was killed by SIGKILL", 3))
         made.then(lambda: (child.kill(), killed.set()))
         assert not killed.is_set()
-        began = time.monotonic()
-        await asyncio.wait_for(killed.wait(), 5)
-        assert 0.1 < time.monotonic() - began < 2.0, "the default would be 2 s"
+        await asyncio.wait_for(killed.wait(), 60)
+        assert len(borne) == 1 and time.monotonic() > borne[0][1], "it was put off"
+        assert borne[0][0] <= 0.2, "the default would be 2 s"
         await made.end()
         child.wait()
 
     async def for_ever_until(pid: int, until_s: float) -> str:
+        borne.append((until_s - time.monotonic(), until_s))
         await asyncio.sleep(max(0.0, until_s - time.monotonic()))
         return "py-spy took too long"
 
@@ -371,8 +373,8 @@ def test_nothing_was_kept_and_the_line_says_why(tmp_path: Path, monkeypatch) -> 
 def test_a_storage_that_hangs_is_not_waited_for() -> None:
     async def run() -> None:
         assert await in_thread(lambda: time.sleep(600), time.monotonic() + 0.05) is None
-        assert await in_thread(lambda: 7, time.monotonic() + 5) == 7
+        assert await in_thread(lambda: 7, time.monotonic() + 60) == 7
         with pytest.raises(ZeroDivisionError):
-            await in_thread(lambda: 1 // 0, time.monotonic() + 5)
+            await in_thread(lambda: 1 // 0, time.monotonic() + 60)
 
     asyncio.run(run())

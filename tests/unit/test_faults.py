@@ -163,7 +163,7 @@ def struck(kind: str, manager_pid: int = 0) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(("kind", "code"), [("kill", -signal.SIGKILL), ("exit", 1)])
 def test_kill_and_exit_end_the_rank_there(kind: str, code: int) -> None:
     process = struck(kind)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert (out, process.returncode) == (f"{kind}\n", code)
 
 
@@ -171,8 +171,8 @@ def test_kill_tree_ends_the_manager_too() -> None:
     manager = subprocess.Popen(["sleep", "60"])
     try:
         process = struck("kill-tree", manager.pid)
-        process.communicate(timeout=30)
-        assert manager.wait(timeout=10) == process.returncode == -signal.SIGKILL
+        process.communicate(timeout=120)
+        assert manager.wait(timeout=60) == process.returncode == -signal.SIGKILL
     finally:
         manager.kill()
         manager.wait()
@@ -184,7 +184,7 @@ def test_freeze_stops_the_rank_until_it_is_thawed() -> None:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGSTOP
         os.kill(process.pid, signal.SIGCONT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=120)
         assert out == "freeze\nstill here\n"
     finally:
         process.kill()
@@ -208,11 +208,11 @@ print(waited[0] < struck - 0.5)
 """
 
 
-@pytest.mark.parametrize(("kind", "others_run"), [("stall", True), ("hold", False)])
+@pytest.mark.parametrize(("kind", "others_run"), [("stall=6", True), ("hold=2", False)])
 def test_while_it_stalls_other_threads_run_and_while_it_holds_the_lock_none_does(kind: str, others_run: bool) -> None:
-    """A thread that sleeps for half a second, of two, runs in the middle of it or not before its end."""
-    command = [sys.executable, "-c", BESIDE, f"{kind}=2:g0:vote:1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    """A thread that sleeps for half a second runs in the middle of it or not before its end."""
+    command = [sys.executable, "-c", BESIDE, f"{kind}:g0:vote:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == str(others_run)
 
 
@@ -220,8 +220,8 @@ def test_a_manager_is_killed_alone() -> None:
     manager = subprocess.Popen(["sleep", "60"])
     try:
         process = struck("manager-kill", manager.pid)
-        out, _ = process.communicate(timeout=30)
-        assert manager.wait(timeout=10) == -signal.SIGKILL
+        out, _ = process.communicate(timeout=120)
+        assert manager.wait(timeout=60) == -signal.SIGKILL
         assert process.returncode == 0 and "still here" in out
     finally:
         manager.kill()

@@ -154,7 +154,7 @@ def test_the_lock_falls_with_the_process_that_held_it(tmp_path: Path) -> None:
         "import os, signal, sys; from pathlib import Path; from lightkeeper.lighthouse.log import LighthouseLog;"
         "log = LighthouseLog(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=30, check=False)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120, check=False)
     assert reopened(tmp_path).term.number == 2
 
 
@@ -204,7 +204,7 @@ def test_a_full_disk_is_one_error_and_what_stands_in_the_log_stays_readable(tmp_
         "log.close()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], timeout=30, check=True, capture_output=True, text=True
+        [sys.executable, "-c", code, str(tmp_path)], timeout=120, check=True, capture_output=True, text=True
     )
     number, _, said = done.stdout.partition(" ")
     assert "cannot write the lighthouse log" in said and not done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -23,7 +24,7 @@ from lightkeeper.manager.machine import GroupMachine
 from lightkeeper.manager.settings import Settings
 from lightkeeper.wire import SERVER_OPTIONS
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 TOKEN = "secret"
 HELLO = m.Hello("job", "g0", "g0-i1", "127.0.0.1:1", 1, 1)
 
@@ -97,9 +98,12 @@ async def running(end: End) -> Any:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that outgoing connections take: one that is tried again and again may meet itself there."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 def test_it_connects_says_hello_and_hands_on_what_it_hears() -> None:
@@ -242,7 +246,7 @@ def test_a_machine_behind_a_link_that_reaches_nobody_gives_up_after_its_budget()
         async with running(end):
             while machine.ending is None:
                 machine.tick({}, now())
-                assert now() < 40, "it tries for ever"
+                assert now() < 300, "it tries for ever"
                 await asyncio.sleep(0.01)
         assert (
             machine.ending

@@ -190,7 +190,7 @@ def test_command_gets_the_message_twice(tmp_path: Path) -> None:
 def test_commands_that_fail(tmp_path: Path) -> None:
     fails = Command(argv=("sh", "-c", "echo no >&2; exit 3"), tries=2)
     none = Command(argv=("no-such-program",))
-    hangs = Command(argv=("sh", "-c", f"echo $$ > {tmp_path / 'pid'}; sleep 100 & wait"), timeout_s=0.5, tries=1)
+    hangs = Command(argv=("sh", "-c", f"echo $$ > {tmp_path / 'pid'}; sleep 100 & wait"), timeout_s=3, tries=1)
     done = {one.via: one for one in outcomes([none, hangs])}
     assert done["command no-such-program"].tries == 1
     assert "was killed" in done["command sh"].reason
@@ -250,8 +250,8 @@ def test_mails_that_fail(mail: Mail) -> None:
     assert "a@b.c: the server answered 550 nobody of that name" in one.reason
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    (one,) = outcomes([Smtp(to=("a@b.c",), smtp=f"127.0.0.1:{port}")])
+        port = closed.getsockname()[1]  # bound, so that nobody else has it, and not listening
+        (one,) = outcomes([Smtp(to=("a@b.c",), smtp=f"127.0.0.1:{port}")])
     assert one.reason == "Connection refused" and one.tries == 3
     assert mail.mails == []
 

@@ -115,14 +115,14 @@ def test_a_lighthouse_that_never_comes_up_ends_it_with_a_line(tmp_path: Path, mo
 
 
 def test_a_second_word_of_an_operator_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightkeeper.supervisor.service.ONE_WORD_S", 0.2)
+    monkeypatch.setattr("lightkeeper.supervisor.service.ONE_WORD_S", 1.0)
 
     async def meanwhile(job: Job) -> None:
         await job.until_started(("n0", "g0"), ("n1", "g1"))
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # at once, to its process group: the same word
         await job.until(lambda: len(job.nodes.signals) == 2)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.1)
         signal.raise_signal(signal.SIGTERM)
 
     job = Job(tmp_path)
@@ -177,10 +177,10 @@ def test_a_state_that_is_damaged_is_told(tmp_path: Path, text: str) -> None:
 
 
 def test_a_requeue_that_hangs_is_killed_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightkeeper.supervisor.requeue.REQUEUE_S_MAX", 0.3)
+    monkeypatch.setattr("lightkeeper.supervisor.requeue.REQUEUE_S_MAX", 3.0)
     pids = tmp_path / "pids"
     told = asyncio.run(requeue(["sh", "-c", f"sleep 60 & echo $! > {pids}; sleep 60"], tmp_path / "requeue.log"))
-    assert "did not end within 0.3 s" in told and told.startswith("the run does not go on by itself: ")
+    assert "did not end within 3 s" in told and told.startswith("the run does not go on by itself: ")
     until = time.monotonic() + WITHIN_S
     while not is_gone(int(pids.read_text())):  # a kill takes a moment
         assert time.monotonic() < until, "what it started was killed with it"
@@ -278,13 +278,19 @@ def test_a_run_that_is_stopped_before_its_lighthouse_is_there_ends(
 ) -> None:
     monkeypatch.setattr("lightkeeper.supervisor.lighthouse.FIRST_TRIES_MAX", 99)
 
+    tried: list[str] = []
+
     async def meanwhile(job: Job) -> None:
-        await asyncio.sleep(0.2)
+        await job.until(lambda: bool(tried))
         signal.raise_signal(signal.SIGTERM)
         await asyncio.sleep(WITHIN_S)
 
+    def refuses(node: str, name: str) -> str:
+        tried.append(name)
+        return "no" if name == "lighthouse" else ""
+
     nodes = Nodes()
-    nodes.refuses = lambda node, name: "no" if name == "lighthouse" else ""
+    nodes.refuses = refuses
     assert Job(tmp_path, nodes).run(meanwhile) == 0
 
 

@@ -42,7 +42,7 @@ def teed(tmp_path: Path, command: list[str], stdout: int | None = subprocess.PIP
 
 def test_bytes_go_to_their_stream_and_into_the_log(tmp_path: Path) -> None:
     tee = teed(tmp_path, [sys.executable, "-c", PRINTS])
-    out, error = tee.communicate(timeout=20)
+    out, error = tee.communicate(timeout=60)
     assert (out, error, tee.returncode) == (b"out \xff\n", b"error\n", 0)
     assert sorted((tmp_path / "rank.log").read_bytes().splitlines()) == [b"error", b"out \xff"]
 
@@ -55,23 +55,24 @@ def test_a_stream_that_is_closed_is_not_taken_for_the_log(tmp_path: Path) -> Non
     tee = subprocess.Popen(command, pass_fds=(out_read,))
     os.close(out_read)
     os.write(out_write, b"on")
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while not (log.exists() and log.read_bytes()) and time.monotonic() < until_s:
         time.sleep(0.01)
     os.write(out_write, b"ce\n")  # the log is open: now it would be taken for the stream
     os.close(out_write)
-    assert tee.wait(timeout=20) == 0 and log.read_bytes() == b"once\n"
+    assert tee.wait(timeout=60) == 0 and log.read_bytes() == b"once\n"
 
 
 def test_lines_are_shown_whole_and_what_is_no_line_is_shown_soon(tmp_path: Path) -> None:
-    """Others write to the same stream: two ranks, and the launcher."""
+    """Others write to the same stream: two ranks, and the launcher. The rest of a line may be late."""
     script = (
         "import os, time\nos.write(1, b'a')\ntime.sleep(0.01)\nos.write(1, b'b\\nask? ')\ninput()\nos.write(1, b'c')\n"
     )
+    patient = "from lightkeeper.manager import tee; tee.LINE_S = 3.0; tee.main()"
     out_read, out_write = os.pipe()
     rank = subprocess.Popen([sys.executable, "-c", script], stdout=out_write, stdin=subprocess.PIPE)
     tee = subprocess.Popen(
-        [sys.executable, "-m", "lightkeeper.manager.tee", json.dumps([(out_read, 1, str(tmp_path / "log"))])],
+        [sys.executable, "-c", patient, json.dumps([(out_read, 1, str(tmp_path / "log"))])],
         stdout=subprocess.PIPE, pass_fds=(out_read,), bufsize=0,
     )  # fmt: skip
     os.close(out_write)
@@ -81,7 +82,7 @@ def test_lines_are_shown_whole_and_what_is_no_line_is_shown_soon(tmp_path: Path)
     assert os.read(tee.stdout.fileno(), 100) == b"ask? "
     rank.stdin.write(b"\n")
     rank.stdin.close()
-    assert os.read(tee.stdout.fileno(), 100) == b"c" and tee.wait(timeout=20) == 0 and rank.wait() == 0
+    assert os.read(tee.stdout.fileno(), 100) == b"c" and tee.wait(timeout=60) == 0 and rank.wait() == 0
     assert (tmp_path / "log").read_bytes() == b"ab\nask? c"
 
 
@@ -93,7 +94,7 @@ def test_an_output_that_nobody_reads_holds_up_no_rank(tmp_path: Path, how: str) 
         os.close(reader)
     tee = teed(tmp_path, ["head", "-c", str(20 << 20), "/dev/zero"], stdout=writer)
     os.close(writer)
-    assert tee.wait(timeout=20) == 0
+    assert tee.wait(timeout=60) == 0
     kept = sum(path.stat().st_size for path in tmp_path.glob("rank.log*"))
     assert kept == 20 << 20
     if how == "never read":
@@ -112,7 +113,7 @@ def test_a_writer_that_is_behind_says_what_it_left_out() -> None:
         writer.put(data)
     assert not writer.drained(time.monotonic() + 0.01)
     go.set()
-    assert writer.drained(time.monotonic() + 5)
+    assert writer.drained(time.monotonic() + 60)
     assert b"".join(written).startswith(b"1234567890") and b"8 bytes are left out here" in b"".join(written)
 
 
@@ -173,11 +174,11 @@ def test_a_copier_that_is_killed_is_started_again_and_the_rank_goes_on(tmp_path:
         while logs._tee is first:
             await asyncio.sleep(0.01)
         goes.touch()
-        assert await asyncio.to_thread(rank.wait, 20) == 0
+        assert await asyncio.to_thread(rank.wait, 60) == 0
         await logs.end()
         assert logs.tail(0) == b"before\nafter\n" and logs.tail(0, 3) == b"er\n"
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 120))
     printed = capfd.readouterr()
     assert printed.out == "before\nafter\n" and "started again" in printed.err
 

@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def talk(donor: Donor, *data: bytes) -> bytes:
 )
 def test_a_malformed_hello_gets_no_answer(donor, hello):
     assert talk(donor, hello) == b""
-    assert donor.told.wait(10.0) and "broke off" in donor.refusals[0]
+    assert donor.told.wait(60.0) and "broke off" in donor.refusals[0]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +150,12 @@ def test_a_malformed_hello_gets_no_answer(donor, hello):
 def test_a_malformed_request_gets_nothing(donor, request_):
     answer = talk(donor, frame({"token": "secret"}), frame(request_))
     assert b"parts" not in answer
-    assert donor.told.wait(10.0) and "does not name an entry" in donor.refusals[0]
+    assert donor.told.wait(60.0) and "does not name an entry" in donor.refusals[0]
 
 
 def test_an_oversized_header_is_refused_before_it_is_read(donor):
     talk(donor, frame({"token": "secret"}), MAGIC + struct.pack("<I", HEADER_MAX + 1))
-    assert donor.told.wait(10.0) and "too long" in donor.refusals[0]
+    assert donor.told.wait(60.0) and "too long" in donor.refusals[0]
 
 
 @pytest.mark.parametrize(
@@ -246,9 +247,9 @@ def donor_address_after_close(donor: Donor) -> str:
 
 
 def test_a_peer_that_stalls_is_cut_off_and_too_many_are_turned_away():
-    made = Donor(timeout_s=0.3, connections_max=1)
+    made = Donor(timeout_s=3.0, connections_max=1)
     try:
-        with connect(made.server.address, "secret", 5.0) as stalled:
+        with connect(made.server.address, "secret", 60.0) as stalled:
             with pytest.raises(TransferFailed, match="too many transfers"):
                 fetch_entry(made.server.address, "secret", NAME, into(), 5.0)
             assert any("too many transfers" in line for line in made.refusals)
@@ -286,7 +287,8 @@ def test_a_flood_of_refusals_is_told_of_seldom():
 
 
 def fetch_until_free(made: Donor, target: list[torch.Tensor]) -> None:
-    for _ in range(100):
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
         with contextlib.suppress(TransferFailed):
             fetch_entry(made.server.address, "secret", NAME, target, 5.0)
             return

@@ -61,7 +61,7 @@ async def pool(folder: Path, count: int = 1, modules: tuple[str, ...] = MODULES)
         made.warm.close()
 
 
-async def until(holds, what: str, within_s: float = 30.0) -> None:
+async def until(holds, what: str, within_s: float = 120.0) -> None:
     end = time.monotonic() + within_s
     while not (await holds() if asyncio.iscoroutinefunction(holds) else holds()):
         assert time.monotonic() < end, f"not within {within_s} s: {what}"
@@ -124,7 +124,7 @@ def test_a_mix_of_waiting_and_new_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "frozen", "variable", "python"])
 def test_a_broken_one_is_never_used_and_is_replaced(tmp_path: Path, monkeypatch, how: str) -> None:
-    monkeypatch.setattr(warm, "ANSWER_S", 0.3)
+    monkeypatch.setattr(warm, "ANSWER_S", 3.0)
 
     async def run() -> None:
         async with pool(tmp_path) as made:
@@ -153,7 +153,7 @@ def test_a_broken_one_is_never_used_and_is_replaced(tmp_path: Path, monkeypatch,
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_look_replaces_what_broke(tmp_path: Path, monkeypatch, how: str) -> None:
-    monkeypatch.setattr(warm, "ANSWER_S", 0.3)
+    monkeypatch.setattr(warm, "ANSWER_S", 3.0)
 
     async def run() -> None:
         async with pool(tmp_path) as made:
@@ -177,7 +177,7 @@ def test_one_that_still_imports_is_not_waited_for(tmp_path: Path, monkeypatch) -
             made.environment["PYTHONPATH"] = str(tmp_path)
             await made.warm.look(made.environment)
             (waits,) = made.warm.waiting
-            assert await waits.answers(20) and not waits.ready
+            assert await waits.answers(60) and not waits.ready
             assert await made.warm.take(made.environment) == [] and made.warm.waiting == [waits]
             monkeypatch.setattr(warm, "IMPORT_S_MAX", 0.0)
             await made.warm.look(made.environment)
@@ -220,7 +220,7 @@ def test_they_end_with_the_launcher(tmp_path: Path) -> None:
         launcher.kill()
         launcher.wait()
         launcher.stdout.close()
-    asyncio.run(until(lambda: not lives(pid), "it has ended", 3))
+    asyncio.run(until(lambda: not lives(pid), "it has ended"))
 
 
 def test_what_differs_between_starts_is_no_reason() -> None:

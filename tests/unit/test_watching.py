@@ -249,11 +249,11 @@ def test_a_storage_that_hangs_holds_up_no_other_run(tmp_path: Path, monkeypatch:
 
     def look(self: RunReader) -> str:
         if self.run.name == "bad":
-            held.wait(20)
+            held.wait(60)
         return real(self)
 
     monkeypatch.setattr(RunReader, "look", look)
-    monkeypatch.setattr(service, "LOOK_S_MAX", 0.3)
+    monkeypatch.setattr(service, "LOOK_S_MAX", 3.0)
     commits(EventLog(tmp_path / "good", "rank g0/0"), range(3))
     found = {run.name: (facts, alert) for run, facts, alert in look_once([tmp_path / "bad", tmp_path / "good"], None)}
     assert found["good"][1] is None and found["good"][0].best == 2
@@ -263,13 +263,13 @@ def test_a_storage_that_hangs_holds_up_no_other_run(tmp_path: Path, monkeypatch:
 
 
 def test_a_lighthouse_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "LOOK_S_MAX", 0.3)
+    monkeypatch.setattr(service, "LOOK_S_MAX", 3.0)
     commits(EventLog(tmp_path, "rank g0/0", job="j"), range(3))
     held, asked = threading.Event(), list[str]()
 
     def ask(job: str) -> tuple[int, str]:
         asked.append(job)
-        held.wait(20)
+        held.wait(60)
         return 9, "the lighthouse waits for g1"
 
     ((_, facts, alert),) = look_once([tmp_path], None, ask)
@@ -282,28 +282,30 @@ def test_a_lighthouse_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: p
 # --- processes
 
 WRITES = """
-import sys, time
+import os, sys, time
 from lightkeeper.events import EventLog
 from lightkeeper.events.schema import Committed, Finished, Waiting
-log, steps, i = EventLog(sys.argv[1], "rank g0/0", job="j"), int(sys.argv[2]), 0
-while i < steps:
+log, end, i = EventLog(sys.argv[1], "rank g0/0", job="j"), sys.argv[2], 0
+while not os.path.exists(end) and i < 2400:
     log.write(Committed(step=i, epoch=1, seconds=0.05))
     print(i, flush=True)
     i += 1
     time.sleep(0.05)
-log.write(Finished(step=steps))
+log.write(Finished(step=i))
 """
 
 
-def writing(run: Path, steps: int) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", WRITES, str(run), str(steps)]
+def writing(run: Path, end: Path) -> subprocess.Popen[str]:
+    """A process that commits steps until that file is there, and then finishes."""
+    words = [sys.executable, "-c", WRITES, str(run), str(end)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "0\n"
     return process
 
 
 def test_processes_that_stand_are_told_and_those_of_another_run_are_not(tmp_path: Path) -> None:
-    standing, going = writing(tmp_path / "stands", 20), writing(tmp_path / "goes", 40)
+    end = tmp_path / "end"
+    standing, going = writing(tmp_path / "stands", end), writing(tmp_path / "goes", end)
     told: list[Message] = []
     arrived = threading.Condition()
 
@@ -316,18 +318,21 @@ def test_processes_that_stand_are_told_and_those_of_another_run_are_not(tmp_path
     runs = [tmp_path / "stands", tmp_path / "goes"]
 
     def watching() -> None:
-        ended.append([alert.what for _, _, alert in watch(runs, 1.0, tell, interval_s=0.1) if alert is not None])
+        ended.append([alert.what for _, _, alert in watch(runs, 5.0, tell, interval_s=0.1) if alert is not None])
 
     watcher = threading.Thread(target=watching, daemon=True)
     standing.send_signal(signal.SIGSTOP)
     watcher.start()
     with arrived:
-        assert arrived.wait_for(lambda: told, 30)
+        assert arrived.wait_for(lambda: told, 60)
         assert (told[0].what, told[0].job) == ("stalled", "stands")
     standing.send_signal(signal.SIGCONT)
+    with arrived:
+        assert arrived.wait_for(lambda: len(told) > 1, 60)
+    end.touch()
     for process in (standing, going):
         process.communicate(timeout=60)
-    watcher.join(30)
+    watcher.join(60)
     assert ended == [["finished", "finished"]]
     of = {job: [one.what for one in told if one.job == job] for job in ("stands", "goes")}
     assert of == {"stands": ["stalled", "goes_on", "finished"], "goes": ["finished"]}

@@ -86,7 +86,7 @@ def in_threads(*calls: Callable[[], T]) -> list[T]:
     return results
 
 
-def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> bool:
+def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
     """Whether `holds()` becomes true in time."""
     until = time.monotonic() + within_s
     while not holds():
@@ -110,7 +110,7 @@ def start_member(target: Callable[..., None], *args: Any) -> tuple[BaseProcess, 
 def reduce_on_command(pipe: Connection, folder: Path, slot: int, size: int, numel: int) -> None:
     """A member: builds, says so, and for every command "go" reduces once and reports how that ended."""
     torch.set_num_threads(1)
-    group = start_build("gloo", FolderKeys(folder), slot, size, 20.0, "test").wait()
+    group = start_build("gloo", FolderKeys(folder), slot, size, 60.0, "test").wait()
     pipe.send(("built", os.getpid()))
     watch, aborted = threading.Event(), threading.Event()
 
@@ -124,7 +124,7 @@ def reduce_on_command(pipe: Connection, folder: Path, slot: int, size: int, nume
     while (command := pipe.recv()) != "end":
         if command == "abort first":
             watch.set()
-            assert aborted.wait(20.0)
+            assert aborted.wait(60.0)
             pipe.send(("aborted", 0))
             continue
         started = time.monotonic()
@@ -132,14 +132,14 @@ def reduce_on_command(pipe: Connection, folder: Path, slot: int, size: int, nume
             reduction = group.all_reduce(tensor)
             if command == "go and abort":
                 pipe.send(("waiting", 0))
-                assert pipe.poll(20.0) and pipe.recv() == "abort"
+                assert pipe.poll(60.0) and pipe.recv() == "abort"
                 watch.set()
                 started = time.monotonic()
             else:
                 pipe.send(("waiting", 0))
             if command == "go and look later":
-                assert pipe.poll(20.0) and pipe.recv() == "look"
-            reduction.wait(20.0)
+                assert pipe.poll(60.0) and pipe.recv() == "look"
+            reduction.wait(60.0)
             pipe.send(("reduced", float(tensor[0])))
         except GroupFailed as e:
             seconds = time.monotonic() - started
