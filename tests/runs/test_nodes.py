@@ -102,7 +102,7 @@ def test_the_second_agent_is_killed(job: NodeJob) -> None:
 def test_the_manager_is_killed(job: NodeJob) -> None:
     start(job)
     os.kill(job.launchers["g0"].pid, signal.SIGKILL)
-    job.until(lambda: job.launchers["g0.1"].poll() is not None, "the end of the agent", 5)
+    job.until(lambda: job.launchers["g0.1"].poll() is not None, "the end of the agent")
     assert "the group's manager at" in job.said("g0.1") and "is gone" in job.said("g0.1")
     assert not [rank for rank in (2, 3) if psutil.pid_exists(job.pid_of("g0", rank))]
     os.kill(job.launchers["g1"].pid, signal.SIGKILL)  # nobody waits for g0: the broken stream alone is no reason
@@ -114,8 +114,8 @@ def test_a_frozen_agent_ends_the_group_within_the_lease_and_its_ranks_when_it_th
     agent = job.launchers["g0.1"].pid
     os.kill(agent, signal.SIGSTOP)
     lost = job.lost("g0")
-    assert lost.cause.startswith(f"node 1 ({HOST}, pid {agent}) has not been heard for 2.")
-    job.until(lambda: job.launchers["g0"].poll() is not None, "the end of the manager", 8)
+    assert lost.cause.startswith(f"node 1 ({HOST}, pid {agent}) has not been heard for ")
+    job.until(lambda: job.launchers["g0"].poll() is not None, "the end of the manager")
     assert f"no word from node 1 ({HOST}, pid {agent}) that nothing runs there any more" in job.said("g0")
     os.kill(agent, signal.SIGCONT)
     check_survivor(job, {"g0": 107, "g0.1": 107})
@@ -126,7 +126,7 @@ def test_a_manager_that_stood_still_for_longer_than_the_lease_blames_itself(job:
     start(job)
     manager = job.launchers["g0"].pid
     os.kill(manager, signal.SIGSTOP)
-    job.until(lambda: job.launchers["g0.1"].poll() is not None, "the end of the agent", 8)
+    job.until(lambda: job.launchers["g0.1"].poll() is not None, "the end of the agent")
     assert "nothing was heard of the manager at" in job.said("g0.1")
     assert not [rank for rank in (2, 3) if psutil.pid_exists(job.pid_of("g0", rank))]
     os.kill(manager, signal.SIGCONT)
@@ -137,7 +137,7 @@ def test_a_manager_that_stood_still_for_longer_than_the_lease_blames_itself(job:
 def test_a_signal_to_any_agent_lets_the_group_leave(job: NodeJob) -> None:
     start(job)
     job.launchers["g0.1"].send_signal(signal.SIGTERM)
-    job.until(lambda: all(job.traced("g0", rank, "left") for rank in range(4)), "all ranks have left", 15)
+    job.until(lambda: all(job.traced("g0", rank, "left") for rank in range(4)), "all ranks have left")
     assert len({job.traced("g0", rank, "left")[0]["step"] for rank in range(4)}) == 1
     check_survivor(job, {"g0": 0, "g0.1": 0})
     assert not [e for e in job.events() if isinstance(e, schema.GroupLost) and e.detected_by != "left"]
@@ -145,7 +145,7 @@ def test_a_signal_to_any_agent_lets_the_group_leave(job: NodeJob) -> None:
 
 ENDS_SECOND = """
 import os, signal, time
-if os.environ["RANK"] == "1" and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 4:
+if os.environ["RANK"] == "1" and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 6:
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(600)
 """
@@ -159,13 +159,13 @@ def test_an_agent_that_is_asked_in_a_pause_still_tells_the_others(job: NodeJob, 
     job.start_lighthouse()
     job.start_node("g0", 0, settings={"groups": 1}, script=script, restarts=9)
     job.start_node("g0", 1, settings={"groups": 1, "notice_file": notice}, script=script, restarts=9)
-    job.until(lambda: "started again in 2 s" in job.said("g0.1"), "a pause long enough to be met", 60)
+    job.until(lambda: "started again in 8 s" in job.said("g0.1"), "a pause long enough to be met")
     job.launchers["g0.1"].send_signal(signal.SIGTERM) if how == "signal" else notice.write_text("60")
     facts = job.finish()
     assert facts.codes == {"g0": 0, "g0.1": 0}, facts.said
     why = f"asked to leave ({'SIGTERM' if how == 'signal' else f'notice in {notice}'})"
     assert f"agent g0/1: {why}: looks for the manager of g0 for up to" in job.said("g0.1")
-    assert [job.said(node).count("is started again") for node in ("g0", "g0.1")] == [4, 4], "asked, it is not"
+    assert [job.said(node).count("is started again") for node in ("g0", "g0.1")] == [6, 6], "asked, it is not"
 
 
 def test_a_node_whose_ranks_take_longer_to_end_than_a_lease_is_waited_for(job: NodeJob, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_node_whose_ranks_take_longer_to_end_than_a_lease_is_waited_for(job: N
     job.start_lighthouse("--lease-s", "1")
     for node in (0, 1):
         job.start_node("g0", node, settings={"groups": 1}, script=script)
-    job.until(lambda: "start" in job.said("g0") and "start" in job.said("g0.1"), "all ranks run", 30)
+    job.until(lambda: "start" in job.said("g0") and "start" in job.said("g0.1"), "all ranks run")
     job.launchers["g0.1"].send_signal(signal.SIGTERM)
     assert job.finish().codes == {"g0": 0, "g0.1": 0}
     assert "no word from" not in job.said("g0")
@@ -183,18 +183,18 @@ def test_a_node_whose_ranks_take_longer_to_end_than_a_lease_is_waited_for(job: N
 def test_an_agent_that_is_asked_twice_looks_no_longer(job: NodeJob) -> None:
     job.start_lighthouse()
     agent = job.start_node("g0", 1)
-    job.until(lambda: "waits for the manager of g0 since" in job.said("g0.1"), "it waits", 30)
+    job.until(lambda: "waits for the manager of g0 since" in job.said("g0.1"), "it waits")
     agent.send_signal(signal.SIGTERM)
     job.until(lambda: "looks for the manager of g0 for up to 5 s" in job.said("g0.1"), "it looks on", 5)
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=30) == 143
+    assert agent.wait(timeout=120) == 143
 
 
 @pytest.mark.long
 def test_the_manager_may_listen_where_it_was_told(job: NodeJob) -> None:
     """Without a lighthouse that could say where it is, at first: the agent waits for the manager, and finds it."""
     port = port_below_ephemeral()
-    settings = {"groups": 1, "manager": f"127.0.0.1:{port}"}
+    settings = {"groups": 1, "manager": f"127.0.0.1:{port}", "outage_budget_s": 60}
     job.start_node("g0", 1, settings={**settings, "lighthouse": "127.0.0.1:1"}, steps=5)
     waits = re.compile(rf"waits for the manager of g0 since \d+ s: the manager at 127\.0\.0\.1:{port}")
     job.until(lambda: waits.search(job.said("g0.1")) is not None, "it says where it looks")
@@ -208,7 +208,7 @@ def test_an_agent_that_was_started_otherwise_is_refused_in_one_line(job: NodeJob
     job.start_lighthouse()
     job.start_node("g0", 0, nnodes=3, steps=5, settings={"groups": 1})
     other = job.start_node("g0", 1, nnodes=2, steps=5, settings={"groups": 1})
-    assert other.wait(timeout=30) == 103
+    assert other.wait(timeout=120) == 103
     assert job.said("g0.1").splitlines()[-1].endswith("this group's manager has --nnodes 3, and the agent --nnodes 2")
     awaited = "waiting for the agents of nodes 1, 2 (the group has 3 nodes) since"
     job.until(lambda: awaited in job.said("g0"), "it says who is missing")
@@ -227,7 +227,7 @@ def test_a_node_that_cannot_come_says_why_in_one_line(job: NodeJob) -> None:
     }
     job.until(lambda: "waits for the manager of g3 since" in job.said("g3.1"), "it waits for its manager")
     codes["g3.1"].send_signal(signal.SIGTERM)
-    assert {name: child.wait(timeout=30) for name, child in codes.items()} == {
+    assert {name: child.wait(timeout=120) for name, child in codes.items()} == {
         "g0": 2,
         "g1.1": 103,
         "g2.1": 105,
@@ -240,12 +240,13 @@ def test_a_node_that_cannot_come_says_why_in_one_line(job: NodeJob) -> None:
         "the lighthouse at 127.0.0.1:1 is not reachable (connection refused); start this node again"
         in lines["g2.1"][-1]
     )
-    assert [re.sub(r"since \d s", "since N s", line) for line in lines["g3.1"]] == [
+    told = list(dict.fromkeys(re.sub(r"since \d+ s", "since N s", line) for line in lines["g3.1"]))
+    assert told == [  # it says the first again if it waits for long
         f"agent g3/1: waits for the manager of g3 since N s: the lighthouse at {job.lighthouse} knows no manager of g3 "
         "that lives",
         "agent g3/1: asked to leave (SIGTERM): looks for the manager of g3 for up to 5 s, to say so",
     ]
-    assert not job.left_over()
+    job.until(lambda: not job.left_over(), "nothing is left", 30)
 
 
 @pytest.mark.long

@@ -103,7 +103,7 @@ def test_groups(job: Job) -> None:
 
 def test_minimum(job: Job) -> None:
     """With a minimum of two of two, the one that is left waits, and the job ends."""
-    job.settings.update(groups=2, minimum=2, outage_budget_s=3, quorum_wait_s=2)
+    job.settings.update(groups=2, minimum=2, quorum_wait_s=2)
     job.start_all(2, steps=10, fault="kill:g1:reduce:5")
     waiting = job.wait_for(schema.Waiting, whom="any group")
     assert "at least 2" in waiting.why
@@ -139,7 +139,7 @@ def test_outage_budget(job: Job) -> None:
     job.lighthouse = "127.0.0.1:9"
     job.start("g0", steps=3, settings={"outage_budget_s": 1})
     job.start("g1", steps=3, settings={"outage_budget_s": 86_000})
-    job.wait("g0", within_s=8)
+    job.wait("g0")
     assert job.trainers["g1"].exitcode is None
     job.trainers["g1"].kill()
     job.finish()
@@ -150,7 +150,7 @@ def test_start_budget(job: Job) -> None:
     job.settings.update(groups=2, outage_budget_s=2, start_budget_s=2.5)
     job.start_lighthouse()
     job.start("g0", steps=3)
-    assert job.wait("g0", within_s=20)["g0"] not in (0, None)
+    assert job.wait("g0")["g0"] not in (0, None)
     assert "step 0 has been waiting for" in job.said("g0") and "exit code 105" in job.said("g0")
     job.finish()
 
@@ -166,7 +166,7 @@ def test_an_inverted_order_is_refused_at_the_start(command: str, job: Job, tmp_p
         env={**job._environment({}), "LIGHTKEEPER_FIRST_STEP_S": "150"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     assert done.returncode == 2 and "it was started" not in done.stderr, done.stderr
     (line,) = done.stderr.splitlines()
@@ -181,7 +181,7 @@ def test_a_lease_above_the_budget_ends_a_group_that_is_no_member(job: Job) -> No
     job.settings.update(groups=2, outage_budget_s=5)
     job.start_lighthouse("--lease-s", "6")
     job.start("g0", steps=3)
-    assert job.wait("g0", within_s=20)["g0"] not in (0, None)
+    assert job.wait("g0")["g0"] not in (0, None)
     said = job.said("g0")
     assert (
         "lease_s 6 (--lease-s of the lighthouse) must be below outage_budget_s 5 (LIGHTKEEPER_OUTAGE_BUDGET_S)" in said
@@ -192,12 +192,13 @@ def test_a_lease_above_the_budget_ends_a_group_that_is_no_member(job: Job) -> No
 
 def test_host(job: Job) -> None:
     """Peers reach the group where it says: 127.0.0.2 is another address of the same machine."""
-    job.start_all(2, steps=60, delay=0.02, only={"g1": {"settings": {"host": "127.0.0.2"}}})
-    job.wait_for(schema.Committed, group="g1", step=2)
+    job.start_healing(2, only={"g1": {"settings": {"host": "127.0.0.2"}}})
+    job.wait_for(schema.Committed, 60, group="g1", step=2)
     listening = {a.laddr.ip for a in _connections(job.trainers["g1"].pid) if a.status == "LISTEN"}
     assert listening == {"127.0.0.2"}, listening
+    job.hurry()
     facts = job.finish()
-    facts.check(60, {"g0", "g1"})
+    facts.check(150, {"g0", "g1"})
 
 
 def _connections(pid: int | None) -> list:
@@ -235,7 +236,7 @@ def test_fingerprint_every(job: Job, every: int, steps: list[int]) -> None:
 def test_lease_s(job: Job) -> None:
     """How long a frozen group is borne."""
     after = {}
-    for lease_s in (0.5, 3.0):
+    for lease_s in (1.0, 8.0):
         job.settings.update(job=f"job-{lease_s}")
         port = job.start_lighthouse("--lease-s", str(lease_s))
         assert port
@@ -244,12 +245,12 @@ def test_lease_s(job: Job) -> None:
         job.wait()
         events = [e for e in job.events() if e.job == f"job-{lease_s}"]
         fault = next(e for e in events if isinstance(e, schema.FaultInjected))
-        lost = next(e for e in events if isinstance(e, schema.GroupLost))
+        lost = next(e for e in events if isinstance(e, schema.GroupLost) and e.group == "g1")
         after[lease_s] = seconds_between(fault, lost)
         job.trainers.clear()
         job.lighthouses[-1].send_signal(signal.SIGTERM)
         job.lighthouses[-1].wait(10)
-    assert 0.3 <= after[0.5] < 2.0 and 2.7 <= after[3.0] < 5.0, after
+    assert 0.8 <= after[1.0] < 7.7 <= after[8.0], after
 
 
 def test_a_short_lease_evicts_nobody_who_beats(job: Job) -> None:
@@ -288,7 +289,7 @@ def test_what_a_lighthouse_cannot_use(words: list[str], said: str, tmp_path: Pat
         env=job._environment({}),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert TOKEN not in done.stderr

@@ -62,14 +62,15 @@ def test_a_manager_that_slept_through_a_lease_goes_on_by_the_members_word(
 def test_who_stands_for_a_frozen_group_without_a_lighthouse_names_it_and_gives_up(job: Job) -> None:
     """No connection breaks, and nobody may leave g2 out: after the outage budget g0 and g1 end, and say for whom."""
     job.settings["outage_budget_s"] = 5
-    job.start_all(3, fault="freeze-tree:g2:reduce:12", steps=STEPS, delay=0.05)
-    job.wait_for(schema.Committed, group="g0", step=3)
+    job.start_healing(3, fault="freeze-tree:g2:reduce:12", steps=STEPS, delay=0.5)
+    job.wait_for(schema.Committed, 60, group="g0", step=3)
     job.kill_lighthouse()
+    job.hurry()  # before that the freeze is steps of a second away
     job.wait_for(schema.FaultInjected)
     who = "no answer from the manager of g2"
     for group in ("g0", "g1"):
-        job.until(lambda g=group: who in job.said(g), f"{group} says for whom it stands", 15)
-        job.wait(group, within_s=30)
+        job.until(lambda g=group: who in job.said(g), f"{group} says for whom it stands", 60)
+        job.wait(group)
         end = next(line for line in job.said(group).splitlines() if "exit code 105" in line)
         assert who in end and "longer than the outage budget" in end, "also if the other gave up first"
     assert committed(job, "g0") == 11
@@ -84,10 +85,11 @@ def test_who_stands_for_a_frozen_group_without_a_lighthouse_names_it_and_gives_u
 
 
 def test_status_without_a_lighthouse(job: Job) -> None:
-    job.start_all(3, fault="kill-tree:g2:reduce:28", steps=STEPS, delay=0.12, settings={"outage_budget_s": 10})
-    job.wait_for(schema.Committed, group="g0", step=2)
+    job.start_healing(3, fault="kill-tree:g2:reduce:28", steps=STEPS, delay=0.5, settings={"outage_budget_s": 60})
+    job.wait_for(schema.Committed, 60, group="g0", step=2)
     job.kill_lighthouse()
     at = committed(job, "g0")
+    job.until(lambda: committed(job, "g0") > at, "it trains on")
     alone = job.command("status", "--lighthouse", job.lighthouse)
     assert alone.returncode == 1 and f"no lighthouse answers at {job.lighthouse}" in alone.stderr
     assert "--manager HOST:PORT or --run-folder DIR" in alone.stderr
@@ -95,14 +97,15 @@ def test_status_without_a_lighthouse(job: Job) -> None:
     assert runs.returncode == 0 and f"no lighthouse: {job.lighthouse}" in runs.stdout
     said = next(line for line in runs.stdout.splitlines() if "running on epoch" in line)
     assert "running on epoch 1 at step" in said and int(said.split(" at step ")[1].split(":")[0]) > at
-    job.wait_for(schema.ReduceFailed, group="g0")
+    job.hurry()
+    job.wait_for(schema.ReduceFailed, 60, group="g0")
     (listens,) = {e.listens for e in job.events() if isinstance(e, schema.ProcessStarted) and e.process == "manager g1"}
 
     def stands() -> bool:
         told = job.command("status", "--lighthouse", job.lighthouse, "--manager", listens).stdout
         return "stands at step 28 of epoch 1" in told and "the connection to g2 broke" in told and "from g2" in told
 
-    job.until(stands, "status says that and why the job stands", 8)
+    job.until(stands, "status says that and why the job stands", 40)
     job.start_lighthouse(port=int(job.lighthouse.rpartition(":")[2]))
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
@@ -124,8 +127,8 @@ def test_a_lost_control_link_costs_nothing(
     proxy.cut()
     at, since = committed(job, "g1"), time.monotonic()
     job.until(lambda: time.monotonic() > since + cut_s, "the cut lasts", cut_s + 5)
-    assert committed(job, "g1") >= at + cut_s / 0.4, "it trained on"
-    assert proxy.refused > cut_s, "it tried to connect again and again"
+    job.until(lambda: committed(job, "g1") >= at + 10, "it trains on")
+    job.until(lambda: proxy.refused > 2, "it tries to connect again and again")
     proxy.mend()
     job.until(lambda: "is back" in job.said("g1"), "g1 has found it again")
     facts = job.finish(90)
@@ -171,8 +174,8 @@ def test_69_survivors_go_on_and_the_newcomer_comes_a_minute_later_from_another_a
     job.wait("g1")
     since = time.monotonic()
     at = committed(job, "g0")
-    job.until(lambda: time.monotonic() > since + 60, "a minute passes", 70)
-    assert committed(job, "g0") > at + 60, "the survivors train on"
+    job.until(lambda: time.monotonic() > since + 60, "a minute passes", 120)
+    job.until(lambda: committed(job, "g0") > at + 60, "the survivors train on", 120)
     job.start("g1", settings={"host": "127.0.0.2"}, **job.heal_options)
     job.await_rejoin("g1", within_s=60)
     facts = job.finish(60)

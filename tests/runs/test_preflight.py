@@ -99,7 +99,7 @@ def test_a_node_that_differs_is_named_by_all(nodes: Nodes, tmp_path: Path) -> No
 @pytest.mark.long
 def test_a_node_that_does_not_come_is_named_and_the_others_get_their_verdict(nodes: Nodes, tmp_path: Path) -> None:
     nodes.count = 4
-    for report in start_with_an_odd_one(nodes, tmp_path, 15):
+    for report in start_with_an_odd_one(nodes, tmp_path, 40):
         assert result(report, "peers")["reason"] == "3 of 4 have come; node 3 did not come: do not join it"
         assert report["nodes"]["3"] == {"came": False}
 
@@ -117,8 +117,9 @@ def check_of(process: subprocess.Popen[str], port: int) -> psutil.Process:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         for child in psutil.Process(process.pid).children():
-            if any(one.raddr and one.raddr.port == port for one in child.net_connections("tcp")):
-                return child
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended meanwhile
+                if any(one.raddr and one.raddr.port == port for one in child.net_connections("tcp")):
+                    return child
         time.sleep(0.02)
     raise AssertionError("no check has come to the meeting")
 
@@ -148,8 +149,8 @@ def test_no_check_outlives_the_command(nodes: Nodes, name: str, code: int) -> No
     nodes.start(0, "--only", "peers", "--wait-s", "60")
     check = check_of(nodes.processes[0], int(nodes.rendezvous.rpartition(":")[2]))
     nodes.processes[0].send_signal(signal.Signals[name])
-    assert nodes.processes[0].wait(20) == code
-    assert psutil.wait_procs([check], 10)[1] == []
+    assert nodes.processes[0].wait(60) == code
+    assert psutil.wait_procs([check], 30)[1] == []
 
 
 @pytest.mark.long

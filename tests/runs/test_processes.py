@@ -18,11 +18,12 @@ SLOW = {"steps": STEPS, "delay": 0.01}
 
 
 def test_the_manager_is_killed(job: Job) -> None:
-    job.start_all(2, **SLOW, only={"g0": {"steps": STEPS}})
-    job.wait_for(schema.Committed, group="g1", step=3)
+    job.start_lighthouse("--lease-s", "10")  # so that only the broken stream can tell of it
+    job.start_all(2, **SLOW)
+    job.wait_for(schema.Committed, 60, group="g1", step=3)
     manager = job.manager_pid("g1")
     os.kill(manager, signal.SIGKILL)
-    job.wait("g1", within_s=5)
+    job.wait("g1")
     assert job.trainers["g1"].exitcode == 107
     assert f"the group's manager (pid {manager}) was killed by SIGKILL" in job.said("g1")
     job.wait_for(schema.GroupLost, group="g1", detected_by="stream")
@@ -35,7 +36,7 @@ def test_the_trainer_is_killed(job: Job) -> None:
     job.wait_for(schema.Committed, step=3)
     manager = psutil.Process(job.manager_pid("g0"))
     os.kill(job.trainers["g0"].pid, signal.SIGKILL)
-    gone, _ = psutil.wait_procs([manager], timeout=3)
+    gone, _ = psutil.wait_procs([manager], timeout=30)
     assert gone, "the manager outlives its trainer"
     assert "rank 0 was killed by SIGKILL" in job.said("g0")
     assert job.finish().codes == {"g0": -9}
@@ -48,7 +49,7 @@ def test_the_trainer_dies_before_it_joins(job: Job) -> None:
     job.start("g0", steps=6)
     job.wait_for(schema.Joined, group="g0")
     os.kill(job.trainers["g0"].pid, signal.SIGKILL)
-    job.until(lambda: not job.left_over(), "only the lighthouse is left", 3)
+    job.until(lambda: not job.left_over(), "only the lighthouse is left", 30)
     for group in ("g1", "g2"):
         job.start(group, steps=6)
     facts = job.finish()
@@ -124,8 +125,7 @@ def test_launch_hands_a_failure_on(job: Job, behave: str, code: int) -> None:
 def test_one_process_of_a_launched_group_is_killed(job: Job, victim: str) -> None:
     launcher, rank = launched(job)
     os.kill({"rank": rank, "launcher": launcher}[victim], signal.SIGKILL)
-    job.until(lambda: not psutil.pid_exists(rank) or psutil.Process(rank).status() == "zombie", "the rank has ended", 3)
-    job.until(lambda: not job.left_over(), "nothing of the group is left", 3)
+    job.until(lambda: not job.left_over(), "nothing of the group is left, the rank neither", 30)
     facts = job.finish()
     wanted = {"rank": 137, "launcher": -9}
     assert facts.codes == {"g0": wanted[victim]}
