@@ -17,7 +17,7 @@ import pytest
 from lightkeeper.manager import processes
 from lightkeeper.manager.processes import die_with_parent, is_stopped, kill_tree, state_of, watch_exit
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 TELLS_EXIT = tuple(int(x) for x in platform.release().split(".")[:2]) >= (6, 15)
 
 
