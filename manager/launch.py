@@ -139,7 +139,8 @@ class Launcher:
     async def _pause(self, pause_s: float) -> None:
         """So long, or until somebody asks to leave."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._asked.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._asked.wait()
 
     def _asked_to_leave(self, number: signal.Signals) -> None:
         """By this signal."""

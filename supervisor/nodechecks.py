@@ -107,7 +107,8 @@ class NodeChecks:
         self._ends[node, name] = ended
         try:
             await self._cluster.start(node, name, argv, self._environment, log)
-            return await asyncio.wait_for(asyncio.shield(ended), limit_s)
+            async with asyncio.timeout(limit_s):
+                return await asyncio.shield(ended)
         except TimeoutError:
             await self._cluster.kill(node, name)
             await ended  # its name is free again

@@ -27,7 +27,8 @@ async def requeue(argv: Sequence[str], log: Path) -> str:
             process = await asyncio.create_subprocess_exec(
                 *argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-        code = await asyncio.wait_for(process.wait(), REQUEUE_S_MAX)
+        async with asyncio.timeout(REQUEUE_S_MAX):
+            code = await process.wait()
         problem = "" if code == 0 else f"ended with {code}; see {log}"
     except TimeoutError:  # before OSError, which it is
         with contextlib.suppress(ProcessLookupError):

@@ -295,7 +295,8 @@ class Collector:
     async def _pause(self, seconds: float) -> bool:
         """So long, or until the group ends; whether it does."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ends.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._ends.wait()
         return self._ends.is_set()
 
     def _kept(self, rank: int, since: float, incident: Incident) -> dict[str, tuple[bytes, str]]:
@@ -354,7 +355,8 @@ async def in_thread(function: Callable[[], T], until_s: float) -> T | None:
 
     threading.Thread(target=run, name="evidence", daemon=True).start()
     try:
-        return await asyncio.wait_for(asyncio.shield(done), max(0.0, until_s - time.monotonic()))
+        async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
+            return await asyncio.shield(done)
     except TimeoutError:
         return None
 

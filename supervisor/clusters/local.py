@@ -112,8 +112,6 @@ class Local:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         link = await _Link.to(name, folder / SOCKET)
         if link is not None and not await _answers(link):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(link.pid, signal.SIGKILL)
             link.close()
             link = None
         if link is None:
@@ -131,15 +129,10 @@ class Local:
             task.add_done_callback(self._tasks.discard)
 
     async def _beat(self, name: str, link: _Link) -> None:
-        """A host that does not answer is lost: it is killed, and with it all that it started."""
+        """A host that does not answer is lost."""
         while self._links.get(name) is link and not self._closed:
             await asyncio.sleep(BEAT_S)
-            try:
-                await link.ask({"do": "list"})
-            except CannotStart:
-                if not link.gone:  # it is there, and does not answer
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(link.pid, signal.SIGKILL)
+            if not await _answers(link):
                 return
 
     async def _listen(self, name: str, link: _Link) -> None:
@@ -205,12 +198,20 @@ class _Link:
                 raise CannotStart(f"the host of node {self._name} is gone")
             self._writer.write(msgspec.json.encode(order) + b"\n")
             try:
-                answer = await asyncio.wait_for(self._answers.get(), HOST_S_MAX)
+                async with asyncio.timeout(HOST_S_MAX):
+                    answer = await self._answers.get()
             except TimeoutError:
+                self.kill()  # or its answer, when it comes, would be taken for that to the next order
                 answer = None
         if answer is None:
             raise CannotStart(f"the host of node {self._name} does not answer")
         return answer
+
+    def kill(self) -> None:
+        """Ends the host, and with it all that it started."""
+        self.gone = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     async def tell(self, order: dict[str, Any]) -> None:
         """As `ask`, but nothing follows from it."""

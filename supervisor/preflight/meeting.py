@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import threading
 import time
@@ -78,10 +79,9 @@ class _Service:
             self._changed.notify_all()
             while (heard := self._gathering.look(topic, time.monotonic())) is None:
                 left = self._gathering.until(topic) - time.monotonic()
-                try:
-                    await asyncio.wait_for(self._changed.wait(), max(0.0, left))
-                except TimeoutError:
-                    pass
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, left)):
+                        await self._changed.wait()
             return {"values": heard, "missing": self._gathering.missing(topic), "absent": self._gathering.absent}
 
     async def _set(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -100,10 +100,9 @@ class _Service:
                 left = until - time.monotonic()
                 if left <= 0:
                     return {"value": None}
-                try:
-                    await asyncio.wait_for(self._changed.wait(), left)
-                except TimeoutError:
-                    pass
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._changed.wait()
             return {"value": base64.b64encode(self._keys[key]).decode()}
 
     async def _clock(self, asked: dict[str, Any]) -> dict[str, Any]:
