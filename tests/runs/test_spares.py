@@ -30,7 +30,7 @@ def test_a_spare_takes_over_in_that_step_and_who_returns_is_the_spare(job: Job, 
     """With gradients folded in the order of the microbatches, the bits are those of one process that lost nobody."""
     job.settings.update(groups=5, spares=1, deal="even")
     job.variables["LIGHTKEEPER_REDUCTION"] = "fold"
-    job.start_healing(5, fault=f"kill:g0:reduce:{AT}", microbatches=8)
+    job.start_healing(5, fault=f"kill:g0:reduce:{AT}", microbatches=8, delay=0.2)
     job.return_of("g0")
     job.await_rejoin("g0")
     facts = job.finish()
@@ -85,16 +85,17 @@ def test_a_parked_group_costs_nothing_and_ends_well_with_the_job(job: Job, gold)
 
 def test_a_parked_group_becomes_the_spare_after_a_loss_and_works_after_another(job: Job) -> None:
     job.settings.update(groups=3, spares=1, deal="even")
-    job.start_healing(3, fault=f"kill:g1:reduce:{AT},kill:g0:reduce:{LATE}", delay=0.06)
-    job.wait_for(schema.Activated, process="lighthouse")
+    steps = STEPS + 100  # slow ones: all come long before `LATE`, and g1 once more after it
+    job.start_healing(3, fault=f"kill:g1:reduce:{AT},kill:g0:reduce:{LATE}", delay=0.1, steps=steps)
+    job.wait_for(schema.Activated, 60, process="lighthouse")
     job.start("g3", **job.heal_options)
-    job.wait_for(schema.Rejoined, group="g3", within_s=40)
+    job.wait_for(schema.Rejoined, group="g3", within_s=60)
     job.return_of("g1")
-    job.wait_for(schema.Parked, group="g1")
-    job.await_rejoin("g1")  # g3 works now, and g1 takes the place of g0
+    job.wait_for(schema.Parked, 60, group="g1")
+    job.await_rejoin("g1", within_s=120)  # g3 works now, and g1 takes the place of g0
     facts = job.finish()
     codes = {"g0": -9, "g1": -9, "g2": 0, "g3": 0, "g1-again": 0}
-    facts.check_healed(STEPS, codes, {"g0", "g1"}, ("g1", "g2", "g3"))
+    facts.check_healed(steps, codes, {"g0", "g1"}, ("g1", "g2", "g3"))
     assert {(f.group, f.phase, f.step) for f in facts.all(schema.FaultInjected)} == {
         ("g1", "reduce", AT),
         ("g0", "reduce", LATE),
@@ -102,4 +103,4 @@ def test_a_parked_group_becomes_the_spare_after_a_loss_and_works_after_another(j
     assert [(e.group, e.step) for e in facts.all(schema.Promoted)] == [("g2", AT), ("g3", LATE)]
     assert [e.spares for e in facts.epochs] == [("g2",), (), ("g3",), (), ("g1",)]
     worked = shares(facts, "g3")
-    assert not any(worked[step] for step in worked if step < LATE) and all(worked[s] for s in range(LATE, STEPS))
+    assert not any(worked[step] for step in worked if step < LATE) and all(worked[s] for s in range(LATE, steps))

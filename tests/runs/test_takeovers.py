@@ -31,6 +31,12 @@ def check_rises(facts: Facts) -> None:
         assert steps.setdefault(commit.step, commit.epoch) == commit.epoch, f"step {commit.step} in two epochs"
 
 
+def start_slowly(job: Job, fault: str, groups: int = 3, steps: int = STEPS, delay: float = 0.5) -> None:
+    """Returns once step 3 is committed; until the loops are hurried what the fault waits for is many seconds away."""
+    job.start_healing(groups, fault, steps=steps, delay=delay, warm_up=0)
+    job.wait_for(schema.Committed, 60, group="g0", step=3)
+
+
 # ---------------------------------------------------------------- at another place
 
 
@@ -59,13 +65,13 @@ def test_8_a_fresh_one_at_another_address(job: Job, gold, how: str) -> None:
     first = job.start_lighthouse()
     spare = job.start_lighthouse(log="b") if how == "list" else ""
     job.settings["lighthouse"] = places(job, how, first, spare)
-    job.start_all(3, fault="kill:g2:reduce:22", steps=STEPS, delay=0.1)
-    job.wait_for(schema.Committed, group="g0", step=3)
+    start_slowly(job, "kill:g2:reduce:22")
     job.kill_lighthouse(0)
     for path in (job.folder / "log").iterdir():
         path.unlink()
     publish(job, how, spare or job.start_lighthouse(log="b"))
     took = job.wait_for(schema.TookOver)
+    job.hurry()
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
     fault = facts.fault("kill", "reduce", "g2", 22)
@@ -87,14 +93,16 @@ def test_a_standby_is_not_obeyed_by_members_of_a_lighthouse_that_lives(
     for group in names(3):
         path = proxy.address if group == "g1" else first
         job.settings["groups"] = 3
-        job.start(group, settings={"lighthouse": f"{path},{spare}"}, steps=STEPS, delay=0.1)
-    job.wait_for(schema.Committed, group="g0", step=3)
+        slow = {"loop": "healing", "delay": 0.4, "hurry": str(job.folder / "hurry")}
+        job.start(group, settings={"lighthouse": f"{path},{spare}"}, steps=STEPS, **slow)
+    job.wait_for(schema.Committed, 60, group="g0", step=3)
     proxy.cut()
     job.until(lambda: "standby: takes over once it has heard g0, g2" in job.said("g1"), "g1 is sent on")
     at = committed(job, "g1")
     job.until(lambda: committed(job, "g1") >= at + 8, "it trains on meanwhile")
     proxy.mend()
     job.until(lambda: f"the lighthouse at {proxy.address} is back" in job.said("g1"), "g1 is back at the first")
+    job.hurry()
     facts = job.finish()
     check_undisturbed(facts, calm())
     assert not facts.all(schema.TookOver)
@@ -114,13 +122,13 @@ def check_recovered_by_the_standby(facts: Facts, took: schema.TookOver, gold: Ca
 
 def test_a_death_while_all_are_away_is_told_to_the_standby_by_the_dead_groups_own_manager(job: Job, gold) -> None:
     first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
-    job.settings["lighthouse"] = f"{first},{spare}"
+    job.settings.update(lighthouse=f"{first},{spare}", outage_budget_s=60)
     os.kill(job.lighthouses[1].pid, signal.SIGSTOP)  # the standby accepts connections and answers nothing
-    job.start_all(3, fault="kill:g2:reduce:12", steps=STEPS, delay=0.05)
-    job.wait_for(schema.Committed, group="g0", step=3)
+    start_slowly(job, "kill:g2:reduce:12")
     job.kill_lighthouse(0)
-    job.wait_for(schema.ReduceFailed, group="g0")
-    job.until(lambda: "stays for up to 20 s" in job.said("g2"), "g2's manager stays")
+    job.hurry()
+    job.wait_for(schema.ReduceFailed, 60, group="g0")
+    job.until(lambda: "stays for up to 60 s" in job.said("g2"), "g2's manager stays")
     for group in ("g0", "g1"):
         job.until(lambda g=group: "the connection to" in job.said(g) and "is away" in job.said(g), f"{group} says why")
     assert committed(job, "g0") == 11
@@ -133,12 +141,12 @@ def test_a_death_while_all_are_away_is_told_to_the_standby_by_the_dead_groups_ow
 def test_a_frozen_lighthouse_is_left_for_the_standby(job: Job, gold) -> None:
     """The one that reigns hangs with its sockets open: a death is recovered by the other, which nobody froze."""
     first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
-    job.settings.update(lighthouse=f"{first},{spare}", outage_budget_s=40)
-    job.start_all(3, fault="kill:g2:reduce:12", steps=STEPS, delay=0.1)
-    job.wait_for(schema.Committed, group="g0", step=3)
+    job.settings.update(lighthouse=f"{first},{spare}", outage_budget_s=60)
+    start_slowly(job, "kill:g2:reduce:12")
     os.kill(job.lighthouses[0].pid, signal.SIGSTOP)
-    job.wait_for(schema.ReduceFailed, group="g0")
-    took = job.wait_for(schema.TookOver)
+    job.hurry()
+    job.wait_for(schema.ReduceFailed, 60, group="g0")
+    took = job.wait_for(schema.TookOver, 60)
     job.wait("g0")
     os.kill(job.lighthouses[0].pid, signal.SIGCONT)
     facts = job.finish()
@@ -149,8 +157,7 @@ def test_without_a_death_a_frozen_lighthouse_costs_nothing(job: Job, calm: Calla
     """A freeze of a second breaks no stream; in a longer one all move to the standby while they train on."""
     first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
     job.settings["lighthouse"] = f"{first},{spare}"
-    job.start_all(3, steps=120, delay=0.1)
-    job.wait_for(schema.Committed, group="g0", step=3)
+    start_slowly(job, "", steps=120, delay=0.15)
     os.kill(job.lighthouses[0].pid, signal.SIGSTOP)
     time.sleep(1.0)  # the fault: a short one
     os.kill(job.lighthouses[0].pid, signal.SIGCONT)
@@ -160,6 +167,7 @@ def test_without_a_death_a_frozen_lighthouse_costs_nothing(job: Job, calm: Calla
     os.kill(job.lighthouses[0].pid, signal.SIGSTOP)
     job.wait_for(schema.TookOver)
     os.kill(job.lighthouses[0].pid, signal.SIGCONT)
+    job.hurry()
     check_undisturbed(job.finish(60), calm(120), 120)
 
 
@@ -167,11 +175,11 @@ def test_the_operator_fences_who_cannot_answer(job: Job, gold) -> None:
     """g2 dies with its manager: the standby waits, and says for whom, until the operator speaks."""
     first, spare = job.start_lighthouse(), job.start_lighthouse(log="b")
     at = f"{first},{spare}"
-    job.settings["lighthouse"] = at
-    job.start_all(3, fault="kill-tree:g2:reduce:12", steps=STEPS, delay=0.05)
-    job.wait_for(schema.Committed, group="g0", step=3)
+    job.settings.update(lighthouse=at, outage_budget_s=90)  # for as long as the operator takes
+    start_slowly(job, "kill-tree:g2:reduce:12")
     job.kill_lighthouse(0)
-    job.wait_for(schema.ReduceFailed, group="g0")
+    job.hurry()
+    job.wait_for(schema.ReduceFailed, 60, group="g0")
     job.until(lambda: "standby: takes over once it has heard g2" in job.said("g0"), "g0 knows what is waited for")
 
     def told() -> bool:
@@ -180,11 +188,11 @@ def test_the_operator_fences_who_cannot_answer(job: Job, gold) -> None:
         assert "does not reign" in status.stdout
         return "waiting for g2 (this lighthouse may not leave anybody out" in status.stdout
 
-    job.until(told, "status says for whom it waits", 15)
+    job.until(told, "status says for whom it waits", 60)
     lives = job.command("fence", "--group", "g0", "--lighthouse", spare)
     assert lives.returncode == 2 and "it lives; end its processes first" in lives.stderr
     assert committed(job, "g0") == 11 and not [e for e in job.events() if isinstance(e, schema.TookOver)]
-    job.until(lambda: job.command("fence", "--group", "g2", "--lighthouse", at).returncode == 0, "it is fenced", 20)
+    job.until(lambda: job.command("fence", "--group", "g2", "--lighthouse", at).returncode == 0, "it is fenced", 60)
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
     by = facts.one(schema.OperatorFenced, group="g2").by
@@ -200,11 +208,10 @@ def test_an_outdated_lighthouse_is_neither_shown_nor_obeyed_nor_told(job: Job, g
     first, spare = job.start_lighthouse(log="a"), job.start_lighthouse(log="b")
     at = f"{first},{spare}"
     job.settings["lighthouse"] = at
-    job.start_all(3, fault="kill:g1:reduce:12", steps=100, delay=0.12)
-    job.wait_for(schema.Committed, group="g0", step=2)
+    start_slowly(job, "kill:g1:reduce:12", steps=100, delay=0.3)
     job.kill_lighthouse(0)
     job.wait_for(schema.TookOver)
-    job.until(lambda: committed(job, "g0") > 13, "B has left g1 out, and the others go on", 25)
+    job.until(lambda: committed(job, "g0") > 13, "B has left g1 out, and the others go on")
     job.start_lighthouse(log="a", port=int(first.rpartition(":")[2]))
     job.settings["lighthouse"] = at
     shown = job.command("status", "--lighthouse", at)
@@ -220,6 +227,7 @@ def test_an_outdated_lighthouse_is_neither_shown_nor_obeyed_nor_told(job: Job, g
     assert useless.returncode == 2 and "nobody of this job is in touch with this lighthouse" in useless.stderr
     assert not [e for e in job.events() if isinstance(e, schema.OperatorFenced)]
     job.kill_lighthouse(1)
+    job.hurry()
     facts = job.finish()
     facts.check(100, {"g0", "g2"}, {"g1": -9})
     facts.near(gold(steps=100), "g0")
@@ -235,9 +243,10 @@ def test_1_two_lighthouses_form_one_membership(job: Job, proxies: Callable[[str]
     proxy = proxies(first)
     file = job.folder / "lighthouse-at"
     file.write_text(proxy.address)
-    start_three(job, {"g0": first, "g1": first, "g2": f"file:{file}"}, delay=0.1, steps=STEPS)
+    slow = {"loop": "healing", "delay": 0.4, "hurry": str(job.folder / "hurry")}
+    start_three(job, {"g0": first, "g1": first, "g2": f"file:{file}"}, steps=STEPS, **slow)
     for group in names(3):
-        job.wait_for(schema.Committed, group=group, step=2)
+        job.wait_for(schema.Committed, 60, group=group, step=2)
     fresh = job.folder / "fresh"
     fresh.write_text(second)
     fresh.rename(file)
@@ -245,6 +254,7 @@ def test_1_two_lighthouses_form_one_membership(job: Job, proxies: Callable[[str]
     job.until(lambda: f"the lighthouse at {second} has taken this group in" in job.said("g2"), "g2 is at the second")
     os.kill(job.trainers["g1"].pid or 0, signal.SIGKILL)
     job.until(lambda: "waiting for g0, g1 (this lighthouse may not leave anybody out" in job.said("g2"), "g2 waits")
+    job.hurry()
     job.wait("g0")
     os.kill(job.trainers["g2"].pid or 0, signal.SIGKILL)
     facts = job.finish()
@@ -262,8 +272,8 @@ def test_1_two_lighthouses_form_one_membership(job: Job, proxies: Callable[[str]
 def test_3_nothing_under_an_old_name_is_read_after_a_restart_with_an_empty_disk(job: Job) -> None:
     """Four epochs, a lighthouse that knows nothing of them, and poisoned keys under every old name."""
     kills = ",".join(f"kill:g{i}:reduce:{step}" for i, step in ((5, 3), (4, 5), (3, 7)))
-    job.start_all(6, fault=kills, steps=50, delay=0.12)
-    job.wait_for(schema.Committed, group="g0", step=8)  # all three are in the epoch of three, not g0 alone
+    start_slowly(job, kills, 6, steps=50, delay=0.4)
+    job.wait_for(schema.Committed, 60, group="g0", step=8)  # all three are in the epoch of three, not g0 alone
     old = max(e.epoch for e in job.events() if isinstance(e, schema.Activated))
     assert old >= 4
     port = job.kill_lighthouse()
@@ -275,6 +285,7 @@ def test_3_nothing_under_an_old_name_is_read_after_a_restart_with_an_empty_disk(
     refused = poison(listens[0], old)
     assert refused == old - 1, "a key of an epoch that is over is refused"
     os.kill(job.trainers["g2"].pid or 0, signal.SIGKILL)
+    job.hurry()
     facts = job.finish()
     facts.check(50, {"g0", "g1"}, {"g2": -9, "g3": -9, "g4": -9, "g5": -9})
     newest = [e for e in facts.all(schema.Activated) if e.members == ("g0", "g1")]

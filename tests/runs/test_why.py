@@ -53,7 +53,8 @@ def test_a_rank_that_was_stopped(job: Job) -> None:
     told = verdict(job)
     who = told["culprit"]
     assert (who["group"], who["kind"], told["step"]) == ("g2", "frozen", AT)
-    assert abs(who["since"] - fault.wall) < 1.0, "since it stood still, not since it was noticed"
+    noticed = facts.lost["g2"].wall
+    assert fault.wall - 0.5 < who["since"] < noticed - 0.9, "since it stood still, not since it was noticed"
     assert "g2 fenced" in told["done"] and told["victims"] == ["g0", "g1"]
 
 
@@ -66,8 +67,8 @@ def test_a_rank_that_is_stuck(job: Job) -> None:
     told = verdict(job)
     who = told["culprit"]
     assert (who["group"], who["rank"], who["kind"], told["step"]) == ("g2", 0, "stuck", AT)
-    assert abs(who["since"] - fault.wall) < 1.0 and told["victims"] == ["g0", "g1"]
-    assert min(told["cost"]["stalls_s"].values()) > 1.5, "they stood for it until its deadline"
+    assert fault.wall - 0.5 < who["since"] < facts.lost["g2"].wall - 1.9 and told["victims"] == ["g0", "g1"]
+    assert max(told["cost"]["stalls_s"].values()) > 1.0, "they stood for it until its deadline"
     assert names(told, "g2") >= {"deadline", "not arrived"} and "manager.expect" in told["advice"]
 
 
@@ -85,14 +86,14 @@ def test_a_group_with_a_bug(job: Job) -> None:
 @pytest.mark.long
 def test_73_one_raises_one_is_stopped_and_the_others_wait(job: Job) -> None:
     """The report names both, with what each did; who only waited is no culprit."""
-    only = {"g2": {"behave": f"raise:{AT}"}}
-    job.start_all(4, fault=f"freeze:g1:compute:{AT}", steps=STEPS, only=only)
+    only = {"g2": {"behave": f"raise-in-hook:{AT}"}}  # over its backward pass, when g1 has long been stopped
+    job.start_all(4, fault=f"freeze:g1:compute:{AT}", steps=STEPS, only=only, delay=0.5)
     facts = job.finish()
     facts.fault("freeze", "compute", "g1", AT)
     told = verdict(job)
     held = {one["group"]: one for one in (told["culprit"], *told["others"])}
     assert held.keys() == {"g1", "g2"} and told["victims"] == ["g0", "g3"]
-    assert "raised ValueError" in held["g2"]["cause"] and held["g1"]["kind"] == "frozen"
+    assert "raised TypeError" in held["g2"]["cause"] and held["g1"]["kind"] == "frozen"
     assert told["culprit"]["since"] <= told["others"][0]["since"] and told["step"] == AT
     assert any("g1, g2 left out" in done for done in told["done"])
 
