@@ -30,13 +30,14 @@ pytestmark = pytest.mark.usefixtures("dealt_evenly")
 def test_2_killed_and_restarted(job: Job, calm: Callable[..., dict[int, str]], away_s: float) -> None:
     """With its log, after so long: nobody ends, no step is lost or done twice, and the bits are the same."""
     steps = {0.0: STEPS, 5.0: 80, 30.0: 240}[away_s]
-    job.start_all(3, steps=steps, delay=0.1 if away_s else 0.02)
-    job.wait_for(schema.Committed, group="g0", step=5)
+    job.start_healing(3, steps=steps, delay=0.15 if away_s else 0.3, warm_up=0)  # who has ended finds nobody again
+    job.wait_for(schema.Committed, 60, group="g0", step=5)
     port = job.kill_lighthouse()
     before = committed(job, "g0")
     job.until(lambda: committed(job, "g0") >= before + away_s / 0.25, "the run goes on without it", 60)
     job.start_lighthouse(port=port)
     job.until(lambda: all("is back" in job.said(g) for g in ALL), "all have found it again")
+    job.hurry()
     facts = job.finish(90)
     check_undisturbed(facts, calm(steps), steps)
 
@@ -45,17 +46,18 @@ def test_a_manager_that_slept_through_a_lease_goes_on_by_the_members_word(
     job: Job, calm: Callable[..., dict[int, str]]
 ) -> None:
     """No lighthouse can tell it whether its epoch still stands, but the others can."""
-    job.start_all(3, steps=60, delay=0.05)
-    job.wait_for(schema.Committed, group="g0", step=5)
+    job.start_healing(3, steps=60, delay=0.2, warm_up=0)
+    job.wait_for(schema.Committed, 60, group="g0", step=5)
     port = job.kill_lighthouse()
     manager = job.manager_pid("g1")
     os.kill(manager, signal.SIGSTOP)
     time.sleep(2.5)  # the fault: longer than the lease
     stood = committed(job, "g0")
     os.kill(manager, signal.SIGCONT)
-    job.until(lambda: committed(job, "g0") >= stood + 10, "the run goes on without a lighthouse", 30)
+    job.until(lambda: committed(job, "g0") >= stood + 10, "the run goes on without a lighthouse")
     job.start_lighthouse(port=port)
     job.until(lambda: all("is back" in job.said(g) for g in ALL), "all have found it again")
+    job.hurry()
     check_undisturbed(job.finish(60), calm(60), 60)
 
 
@@ -122,8 +124,9 @@ def test_a_lost_control_link_costs_nothing(
     steps = STEPS if cut_s < 10 else 180
     first = job.start_lighthouse()
     proxy = proxies(first)
-    start_three(job, {"g1": proxy.address}, steps=steps, delay=0.1)
-    job.wait_for(schema.Committed, group="g1", step=3)
+    slow = {"loop": "healing", "delay": 0.3 if cut_s < 10 else 0.15, "hurry": str(job.folder / "hurry")}
+    start_three(job, {"g1": proxy.address}, steps=steps, **slow)
+    job.wait_for(schema.Committed, 60, group="g1", step=3)
     proxy.cut()
     at, since = committed(job, "g1"), time.monotonic()
     job.until(lambda: time.monotonic() > since + cut_s, "the cut lasts", cut_s + 5)
@@ -131,6 +134,7 @@ def test_a_lost_control_link_costs_nothing(
     job.until(lambda: proxy.refused > 2, "it tries to connect again and again")
     proxy.mend()
     job.until(lambda: "is back" in job.said("g1"), "g1 has found it again")
+    job.hurry()
     facts = job.finish(90)
     check_undisturbed(facts, calm(steps), steps)
 

@@ -20,7 +20,7 @@ def start(job: Job, count: int, layout: str, fault: str = "", **options: Any) ->
     """A lighthouse and groups alike; slow steps until the test hurries them."""
     job.settings["groups"] = count
     job.start_lighthouse()
-    given = {"layout": layout, "hurry": str(job.folder / "hurry"), "delay": 0.05, **options}
+    given = {"layout": layout, "hurry": str(job.folder / "hurry"), "delay": 0.12, **options}
     for i in range(count):
         job.start_ranks(f"g{i}", RANKS[layout], fault, **given)
     return given
@@ -34,7 +34,7 @@ def killed_and_healed(job: Job, gold, layout: str, victim: int, **options: Any) 
     job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1")
     job.start_ranks("g1", ranks, **given)
     for rank in range(ranks):
-        job.wait_for(schema.Rejoined, group="g1", rank=rank)
+        job.wait_for(schema.Rejoined, 90, group="g1", rank=rank)
     job.hurry()
     facts = job.finish()
     check(facts, given["steps"], ranks, {"g0", "g1-again"})
@@ -152,9 +152,9 @@ def test_averages_of_data_parallel_ranks_are_made_after_the_last_microbatch_alon
 def test_a_joiners_ranks_take_a_fresh_copy_together_though_one_of_them_has_the_next_entry(job: Job, gold) -> None:
     given = start(job, 2, "fsdp", f"kill:g1/0:reduce:{AT}", steps=40)
     job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1")
-    job.start_ranks("g1", **given, behave=f"lose-entry:{AT + 4}", rank=1)
+    job.start_ranks("g1", **given, behave=f"lose-entry:{AT}", rank=1)  # the first that it needs
     for rank in (0, 1):
-        job.wait_for(schema.Rejoined, group="g1", rank=rank)
+        job.wait_for(schema.Rejoined, 90, group="g1", rank=rank)
     job.hurry()
     facts = job.finish()
     check(facts, 40, 2, {"g0", "g1-again"})

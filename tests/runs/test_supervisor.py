@@ -35,12 +35,15 @@ class Run:
         self.gate = folder / "gate"
         self.child: subprocess.Popen[bytes] | None = None
 
-    def write(self, steps: int, delay: float = 0.02, behave: str = "", every: int = 1000, **more: str) -> None:
-        """The job file, for three groups on four nodes; while `gate` is not there, what is started does not join."""
+    def write(self, steps: int, delay: float = 0.1, behave: str = "", every: int = 1000, **more: str) -> None:
+        """The job file, for three groups on four nodes; while `gate` is not there, what is started does not join.
+
+        Steps are slow until `ends` is called: a start imports torch, which may take half a minute.
+        """
         self.gate.touch()
         options = {
             "loop": "saving", "trace": str(self.base / "trace"), "steps": steps, "delay": delay, "microbatches": 3,
-            "behave": behave, "begin": str(self.gate),
+            "behave": behave, "begin": str(self.gate), "hurry": str(self.base / "hurry"),
             "checkpoints": {"folder": str(self.folder / "checkpoints"), "every": every},
         }  # fmt: skip
         command = json.dumps([str(HERE / "script.py"), json.dumps(options)])
@@ -102,6 +105,7 @@ class Run:
     def ends(self) -> int:
         """Its exit code; nothing of it is left."""
         assert self.child is not None
+        (self.base / "hurry").touch()
         code = self.child.wait(WITHIN_S)
         self.until(lambda: not self.left(), "nothing is left running")
         return code

@@ -116,10 +116,10 @@ def test_torchrun_alone_is_killed(job: TorchrunJob) -> None:
     ranks, torchrun = job.pids("g1"), job.launchers["g1"]
     assert {psutil.Process(pid).ppid() for pid in ranks.values()} == {torchrun.pid}
     torchrun.send_signal(signal.SIGKILL)
-    lost = job.wait_for(schema.GroupLost, 10, group="g1")
+    lost = job.wait_for(schema.GroupLost, 60, group="g1")
     told = f"the launcher of the group's ranks, torchrun (pid {torchrun.pid}) was killed by SIGKILL"
     assert lost.cause == told and lost.detected_by == "manager"
-    job.until(lambda: not any(map(psutil.pid_exists, ranks.values())), "its ranks have ended", 5)
+    job.until(lambda: not any(map(psutil.pid_exists, ranks.values())), "its ranks have ended")
     job.torchrun("g1", suffix="-again", steps=200, delay=0.1)
     for rank in range(RANKS):
         job.wait_for(schema.Rejoined, 240, group="g1", rank=rank)
@@ -157,7 +157,7 @@ def test_a_signal_to_torchrun_lets_the_group_leave(job: TorchrunJob) -> None:
         job.torchrun(group, steps=200, delay=0.05)
     job.await_step("g1", AT)
     job.launchers["g1"].send_signal(signal.SIGTERM)
-    job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1's torchrun", 30)
+    job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1's torchrun")
     job.hurry()
     facts = job.finish(within_s=240)
     check(facts, 200)
@@ -179,7 +179,7 @@ def test_the_torchrun_of_one_of_two_nodes_is_killed(job: TorchrunJob) -> None:
     torchrun = psutil.Process(job.pids("g1")[1]).parent()
     assert torchrun is not None
     torchrun.kill()
-    lost = job.wait_for(schema.GroupLost, 10, group="g1")
+    lost = job.wait_for(schema.GroupLost, 60, group="g1")
     node = f"node 1 ({socket.gethostname()})"
     assert lost.cause == f"the launcher of the ranks of {node}, torchrun (pid {torchrun.pid}) was killed by SIGKILL"
     job.hurry()

@@ -131,7 +131,8 @@ def test_a_group_comes_back_into_all_of_it(job: Job, gold, words: str) -> None:
     """A ramp of the batch goes on meanwhile, across the kill and across the return."""
     steps, ramp = 150, [4, 5, 6, 7, 8, 3]
     phase = "before" if "tokens" in words else "reduce"
-    job.start_healing(3, fault=f"kill:g2:{phase}:{AT}", loop="training", facts=words, steps=steps, microbatches=ramp)
+    slow = {"delay": 0.12, "steps": steps, "microbatches": ramp}
+    job.start_healing(3, fault=f"kill:g2:{phase}:{AT}", loop="training", facts=words, **slow)
     job.until(lambda: job.trainers["g2"].exitcode is not None, "the end of g2", 90)  # three compile at one time
     job.return_of("g2")
     job.await_rejoin("g2", within_s=90)

@@ -41,7 +41,7 @@ def test_a_job_that_stands_as_a_whole_is_told_and_told_again(job: Job, tmp_path:
     job.wait_for(schema.Committed, 60, step=5, group="g1")
     got, pager = tmp_path / "got", tmp_path / "pager.py"
     pager.write_text(f"import sys; open({str(got)!r}, 'a').write(sys.stdin.read() + chr(10))")
-    words = [sys.executable, "-m", "lightkeeper", "watch", str(job.folder), "--stalled-after", "3", "--json"]
+    words = [sys.executable, "-m", "lightkeeper", "watch", str(job.folder), "--stalled-after", "8", "--json"]
     words += ["--interval-s", "0.3", "--command", f"{sys.executable} {pager}", "--lighthouse", job.lighthouse]
     environment = {**os.environ, "LIGHTKEEPER_TOKEN": TOKEN}
     watch = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -58,7 +58,8 @@ def test_a_job_that_stands_as_a_whole_is_told_and_told_again(job: Job, tmp_path:
         os.kill(process.pid, signal.SIGCONT)
     assert json.loads(watch.stdout.readline())["what"] == "goes_on"
     job.finish()
-    out, err = watch.communicate(timeout=60)
+    out, err = watch.communicate(timeout=120)
     assert watch.returncode == 0, err
-    assert [json.loads(line)["what"] for line in out.splitlines()] == ["finished"]
+    message, end = map(json.loads, out.splitlines())
+    assert (message["what"], end["state"]) == ("finished", "finished")
     assert [one["what"] for one in told(got)] == ["stalled", "goes_on", "finished"]
