@@ -25,10 +25,12 @@ RSS_MB_MORE = 15  # what an allocator may keep; a leak of a connection's state i
 @pytest.mark.long
 def test_12_a_job_whose_half_dies_again_and_again_does_not_touch_the_other(job: Job) -> None:
     """Two jobs with the same group names; the lighthouse dies once as well."""
-    job.settings.update(groups=2, job="a")
+    job.settings.update(groups=2, job="a", deal="even")
     job.start_lighthouse()
     steps = 240
-    job.heal_options = {"loop": "healing", "warm_up": 12, "delay": 0.05, "steps": steps}
+    job.heal_options = {
+        "loop": "healing", "warm_up": 12, "delay": 0.1, "steps": steps, "hurry": str(job.folder / "hurry"),
+    }  # fmt: skip
     for group in names(2):
         job.start(group, fault="kill:g1:reduce:5" if group == "g1" else "", **job.heal_options)
     other = {"job": "b", "run_folder": str(job.folder / "b")}
@@ -46,6 +48,7 @@ def test_12_a_job_whose_half_dies_again_and_again_does_not_touch_the_other(job: 
             job.until(lambda: "is back" in job.said("g0"), "g0 has found it again")
         if turn < 2:
             os.kill(pid or 0, signal.SIGKILL)
+    job.hurry()
     facts = job.finish(120)
     assert facts.codes["g0"] == facts.codes["b-g0"] == facts.codes["b-g1"] == 0
     assert len(facts.all(schema.GroupLost, job="a")) == 3 and not facts.all(schema.GroupLost, job="b")
@@ -58,6 +61,8 @@ def test_12_a_job_whose_half_dies_again_and_again_does_not_touch_the_other(job: 
 def test_13_whoever_else_connects_disturbs_nobody_and_leaves_nothing(job: Job) -> None:
     """Garbage, cut-off and oversized messages, wrong tokens and half-open connections, while a job trains."""
     steps = 120
+    job.settings["deal"] = "even"  # other shares would be another epoch
+    job.start_lighthouse("--lease-s", "5")  # what floods it may hold it up for a while
     job.start_all(2, steps=steps, delay=0.03)
     job.wait_for(schema.Committed, group="g0", step=3)
     host, _, port = job.lighthouse.rpartition(":")
@@ -65,7 +70,7 @@ def test_13_whoever_else_connects_disturbs_nobody_and_leaves_nothing(job: Job) -
     sizes = []
     for _ in range(3):
         assert flood((host, int(port)), job.lighthouse) == {"RESOURCE_EXHAUSTED": 5, "UNAUTHENTICATED": 20}
-        job.until(lambda: process.net_connections("tcp") and open_ones(process) <= 4, "strangers are gone", 20)
+        job.until(lambda: process.net_connections("tcp") and open_ones(process) <= 4, "strangers are gone")
         sizes.append(process.memory_info().rss / 2**20)
     assert process.is_running() and sizes[-1] - sizes[0] < RSS_MB_MORE, f"MB after each flood: {sizes}"
     facts = job.finish()
@@ -82,7 +87,7 @@ def open_ones(process: psutil.Process) -> int:
 
 def flood(where: tuple[str, int], address: str) -> dict[str, int]:
     """One round of everything; the gRPC codes that came back."""
-    half_open = [socket.create_connection(where, 5) for _ in range(100)]
+    half_open = [socket.create_connection(where, 60) for _ in range(100)]
     for data in (
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -92,7 +97,7 @@ def flood(where: tuple[str, int], address: str) -> dict[str, int]:
         b"PRI *",
     ):
         for _ in range(20):
-            with socket.create_connection(where, 5) as stranger:
+            with socket.create_connection(where, 60) as stranger:
                 try:
                     stranger.sendall(data)
                 except OSError:
@@ -103,11 +108,11 @@ def flood(where: tuple[str, int], address: str) -> dict[str, int]:
         big = lighthouse_pb2.FromManager(hello=lighthouse_pb2.Hello(job="x" * (5 << 20), group="g0"))
         for token, message in [(TOKEN, big)] * 5 + [("wrong", lighthouse_pb2.FromManager())] * 20:
             try:
-                for _ in stub.Session(iter([message]), metadata=metadata(token, "job"), timeout=10):
+                for _ in stub.Session(iter([message]), metadata=metadata(token, "job"), timeout=60):
                     pass
             except grpc.RpcError as error:
                 codes[error.code().name] = codes.get(error.code().name, 0) + 1
-        for _ in stub.Session(iter([lighthouse_pb2.FromManager()]), metadata=metadata(TOKEN, "job"), timeout=10):
+        for _ in stub.Session(iter([lighthouse_pb2.FromManager()]), metadata=metadata(TOKEN, "job"), timeout=60):
             raise AssertionError("an empty message was answered")
     for connection in half_open:
         connection.close()
@@ -118,10 +123,11 @@ def flood(where: tuple[str, int], address: str) -> dict[str, int]:
 def test_7_groups_that_come_and_go_for_a_minute_write_one_history(job: Job) -> None:
     """Four groups, minimum 2, heals slowed to seconds, kills at random places: one membership commits each step."""
     job.settings.update(minimum=2)
-    job.start_healing(4, delay=0.1, steps=800, behave="slow-sending:300")
+    steps_all = 1600
+    job.start_healing(4, delay=0.1, steps=steps_all, behave="slow-sending:300")
     job.wait_for(schema.Committed, group="g0", step=5)
     since, kills = time.monotonic(), 0
-    while time.monotonic() < since + 60:
+    while time.monotonic() < since + 60 or kills < 4:
         group = names(4)[1 + kills % 3]
         name, process = [(n, p) for n, p in job.trainers.items() if n.split("-")[0] == group][-1]
         assert process.exitcode is None, f"{name} has ended by itself: {job.said(name)[-500:]}"
@@ -134,11 +140,11 @@ def test_7_groups_that_come_and_go_for_a_minute_write_one_history(job: Job) -> N
         job.wait_for(schema.Rejoined, 60, group=group, pid=pid)
     job.hurry()
     facts = job.finish(120)
-    assert kills >= 4 and one_lineage(facts.events).holds
+    assert one_lineage(facts.events).holds
     assert set(facts.members[-1]) == set(names(4)), facts.members[-1]
     ended = [name for name, code in facts.codes.items() if code == 0]
     assert {name.split("-")[0] for name in ended} == set(names(4)) and len(ended) == 4
     steps: dict[int, set[int]] = {}
     for commit in facts.all(schema.Committed):
         steps.setdefault(commit.step, set()).add(commit.epoch)
-    assert sorted(steps) == list(range(800)) and all(len(epochs) == 1 for epochs in steps.values())
+    assert sorted(steps) == list(range(steps_all)) and all(len(epochs) == 1 for epochs in steps.values())
