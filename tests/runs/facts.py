@@ -46,13 +46,17 @@ class Traced:
         return [values for name, _, values in self.other if name == kind]
 
 
+def whole_lines(path: Path) -> list[list[Any]]:
+    """The lines of a trace; the last one may not be whole yet, or never will be if a kill came into its `write`."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
 def read_trace(path: Path) -> Traced:
     """Reads a trace; empty if the process did not come so far."""
     traced = Traced()
     if not path.exists():
         return traced
-    for line in path.read_text().splitlines():
-        kind, at, *values = json.loads(line)
+    for kind, at, *values in whole_lines(path):
         if kind == "forward":
             traced.forward.append((values[0], values[1]))
         elif kind == "applied":

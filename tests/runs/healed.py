@@ -10,6 +10,7 @@ AT = 5
 STEPS = 150
 ALL = ("g0", "g1", "g2")
 KILL_G2 = f"kill:g2:compute:{AT}"
+PATIENT = ("--lease-s", "5")
 
 
 def rejoined(facts: Facts, name: str) -> int:

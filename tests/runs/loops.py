@@ -199,6 +199,11 @@ def load(path: str, *parts: Any) -> int:
     return int(saved["steps"])
 
 
+def lingers_s(o: dict[str, Any]) -> float:
+    """Seconds over a microbatch."""
+    return 0.002 if o["hurry"] and os.path.exists(o["hurry"]) else float(o["delay"])
+
+
 def train(o: dict[str, Any]) -> None:
     """The user's loop."""
     trace = Trace(o["trace"])
@@ -211,7 +216,7 @@ def train(o: dict[str, Any]) -> None:
         for k in step.microbatches():
             trace("forward", step.index, k)
             loss = forward(model, step.index, k)
-            time.sleep(o["delay"] * (random.uniform(0.95, 1.05) if "noise" in behaviour.words else 1.0))
+            time.sleep(lingers_s(o) * (random.uniform(0.95, 1.05) if "noise" in behaviour.words else 1.0))
             (loss / step.total).backward()
             step.contribute("loss", loss.detach() / step.total)
             if behaviour.after_backward(step, k):
@@ -325,7 +330,7 @@ def healing(o: dict[str, Any]) -> None:
             trace("forward", step.index, k)
             tally.busy = True
             loss = forward(model, step.index, k)
-            time.sleep(0.002 if o["hurry"] and os.path.exists(o["hurry"]) else o["delay"])
+            time.sleep(lingers_s(o))
             tally.busy = False
             (loss / step.total).backward()
             step.contribute("loss", loss.detach() / step.total)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -10,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from facts import whole_lines
 from torch import nn
 
 from lightkeeper.manager.faults import Fault
@@ -21,6 +22,8 @@ from lightkeeper.manager.watch import Watcher
 
 if TYPE_CHECKING:
     from loops import Trace
+
+AWAIT_S_MAX = 60.0
 
 
 class _Keeper(Watcher):
@@ -171,7 +174,7 @@ class Behaviour:
         """Fails after the reduce that activates a planned epoch has succeeded."""
         if "miss-activating" not in self.words or reducer._outcome is None or not reducer._outcome.ready:
             return
-        self._await_donor(reducer._step)
+        self._await_others(reducer._step)
         self.trace("missed", reducer._step)
         del self.words["miss-activating"]
         reducer_miss = GroupFailed("made to fail after it had succeeded")
@@ -202,7 +205,8 @@ class Behaviour:
         step = reducer._step
         if self.words.get("fail-after-reduce") == step:
             del self.words["fail-after-reduce"]
-            self._await_donor(step)
+            self.trace("reduced", step)
+            self._await_others(step)
             self.trace("failed-after-reduce", step)
             raise GroupFailed("made to fail after it had succeeded")
 
@@ -211,28 +215,27 @@ class Behaviour:
         if self.words.get("late-vote") != reducer._step:
             return
         del self.words["late-vote"]
-        epochs, until = self.manager._epochs, time.monotonic() + 10
+        self.trace("reduced", reducer._step)
+        epochs, until = self.manager._epochs, time.monotonic() + AWAIT_S_MAX
         while epochs._below <= self.manager._plan.epoch:
             assert time.monotonic() < until, "no recovery began"
             time.sleep(0.001)
         self.trace("voted-late", reducer._step)
 
-    def _await_donor(self, step: int) -> None:
-        """Returns once the group that `await:N` names has applied the step, so that it is a donor."""
-        if "await" not in self.words:
-            return
-        trace = self.trace.path.parent / f"trace-g{self.words['await']}"
-        until = time.monotonic() + 10
-        while not any(json.loads(line)[0::2][:2] == ["applied", step] for line in trace.read_text().splitlines()):
-            assert time.monotonic() < until, "the donor does not apply the step"
-            time.sleep(0.005)
+    def _await_others(self, step: int) -> None:
+        """Returns once the groups that `await:N` and `await-too:N` name have applied the step, so that each is a donor,
+        and those of `reduced:N` and `reduced-too:N`, which miss it as well, have reduced it.
+        """
+        for word, does in (("await", "applied"), ("reduced", "reduced")):
+            for group in [self.words[name] for name in (word, f"{word}-too") if name in self.words]:
+                await_line(self.trace.path.parent / f"trace-g{group}", does, step)
 
     def _transient(self, reducer: Any) -> None:
         step = reducer._step
         every = self.words["transient-every"]
         if step % every == min(2, every - 1) and step not in getattr(self, "failed", set()):
             self.failed = {*getattr(self, "failed", set()), step}
-            self._await_donor(step)
+            self._await_others(step)
             self.trace("transient", step)
             raise GroupFailed("a transient network error")
 
@@ -295,3 +298,11 @@ class Behaviour:
             os.kill(os.getpid(), signal.SIGKILL)
 
         Reducer.entry = entry  # type: ignore[method-assign]
+
+
+def await_line(trace: Path, does: str, step: int) -> None:
+    """Returns once another process has traced that it does this at this step."""
+    until = time.monotonic() + AWAIT_S_MAX
+    while not any((kind, *values[:1]) == (does, step) for kind, _, *values in whole_lines(trace)):
+        assert time.monotonic() < until, f"{trace.name}: not {does} {step}"
+        time.sleep(0.005)

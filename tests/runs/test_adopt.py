@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from harness import Job
 
 from lightkeeper.events import schema
@@ -10,11 +11,17 @@ from lightkeeper.events.lineage import lineage
 STEPS, AT = 10, 5
 ALL = {"g0", "g1", "g2"}
 MISSES = {"behave": f"fail-after-reduce:{AT} await:0"}
-ALL_MISS = {"behave": f"fail-after-reduce:{AT}"}
+MISSES_ALONE = {"behave": f"{MISSES['behave']} await-too:2"}  # what g1 has reported would break g2's reduce as well
+
+
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse("--lease-s", "5")
 
 
 def test_a_missed_entry_is_adopted_from_a_donor(job: Job, gold) -> None:
-    job.start_all(3, steps=STEPS, only={"g1": MISSES})
+    job.start_all(3, steps=STEPS, only={"g1": MISSES_ALONE})
     facts = job.finish()
     facts.check(STEPS, ALL)
     assert facts.traces["g1"].all("failed-after-reduce") == [[AT]]
@@ -43,7 +50,7 @@ def test_two_groups_miss_it_and_one_serves_both(job: Job) -> None:
 
 def test_an_entry_in_its_own_buckets_is_adopted_without_a_transfer(job: Job) -> None:
     """g0 has reduced the step well, but promised a recovery before it voted; g2 has committed it meanwhile."""
-    late, misses = {"behave": f"late-vote:{AT}"}, {"behave": f"fail-after-reduce:{AT} await:2"}
+    late, misses = {"behave": f"late-vote:{AT}"}, {"behave": f"fail-after-reduce:{AT} await:2 reduced:0"}
     job.start_all(3, steps=STEPS, only={"g0": late, "g1": misses})
     facts = job.finish()
     assert facts.traces["g0"].all("voted-late") == [[AT]]
@@ -53,15 +60,20 @@ def test_an_entry_in_its_own_buckets_is_adopted_without_a_transfer(job: Job) -> 
 
 
 def test_all_miss_it_and_it_is_reduced_anew(job: Job) -> None:
-    job.start_all(3, steps=STEPS, only=dict.fromkeys(sorted(ALL), ALL_MISS))
+    others = {"g0": (1, 2), "g1": (0, 2), "g2": (0, 1)}
+    all_miss = {
+        group: {"behave": f"fail-after-reduce:{AT} reduced:{a} reduced-too:{b}"} for group, (a, b) in others.items()
+    }
+    job.start_all(3, steps=STEPS, only=all_miss)
     facts = job.finish()
     facts.check(STEPS, ALL)
+    assert [trace.all("failed-after-reduce") for trace in facts.traces.values()] == [[[AT]]] * 3
     assert not facts.all(schema.Adopted) and not facts.lost
     assert lineage(facts.events).epoch_of[AT][0] > 1
 
 
 def test_the_donor_dies_serving_and_another_gives_the_entry(job: Job) -> None:
-    job.start_all(3, steps=STEPS, only={"g0": {"behave": "die-serving"}, "g1": MISSES})
+    job.start_all(3, steps=STEPS, only={"g0": {"behave": "die-serving"}, "g1": MISSES_ALONE})
     facts = job.finish()
     assert facts.traces["g0"].all("die-serving") == [[]]
     facts.check(STEPS, {"g1", "g2"}, {"g0": -9})

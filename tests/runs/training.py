@@ -6,7 +6,6 @@ Words: tokens, scaler, clip, cosine, bf16, averages, amax, chunked, checkpoint, 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import time
@@ -17,7 +16,7 @@ import sharded_loops
 import torch
 import torch.distributed as dist
 from loops import Trace, per_step, scalars
-from misbehaviour import Behaviour
+from misbehaviour import Behaviour, await_line
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -242,10 +241,7 @@ def fail_after_before(manager: Any, trace: Trace, step: int, other: int, does: s
             return
         failed.append(step)
         rank = f".{manager.rank}" if manager.place.count > 1 else ""
-        path, until = Path(trace.path).parent / f"trace-g{other}{rank}", time.monotonic() + 10
-        while not any(json.loads(line)[0::2][:2] == [does, step] for line in path.read_text().splitlines()):
-            assert time.monotonic() < until, f"no {does} in the other group"
-            time.sleep(0.005)
+        await_line(Path(trace.path).parent / f"trace-g{other}{rank}", does, step)
         manager._before._across = manager._before._value = None
         manager._before._epoch = -1
         trace("failed-after-before", step)
