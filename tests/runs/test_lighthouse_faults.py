@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from harness import Job
+import pytest
+from harness import ASKED_S_MAX, Job
 
 from lightkeeper.events import schema
+
+pytestmark = pytest.mark.usefixtures("dealt_evenly")  # other shares are an epoch, and epochs are counted here
 
 STEPS = 30
 
 
 def test_training_and_finishing_need_no_lighthouse(job: Job, gold) -> None:
-    job.start_all(3, steps=STEPS, delay=0.01)
-    job.wait_for(schema.Committed, group="g0", step=5)
+    job.start_all(3, steps=STEPS, **job.lingering(0.5))
+    job.wait_for(schema.Committed, group="g0", step=2)
     job.kill_lighthouse()
+    job.until(lambda: all("is not reachable" in job.said(group) for group in job.trainers), "all say so")
+    job.hurry()
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1", "g2"})
     assert not facts.lost and len(facts.epochs) == 1
@@ -21,11 +26,13 @@ def test_training_and_finishing_need_no_lighthouse(job: Job, gold) -> None:
 
 
 def test_restarted_with_its_log_it_recovers_a_later_kill(job: Job, gold) -> None:
-    job.start_all(3, fault="kill:g2:reduce:20", steps=STEPS, delay=0.02)
-    job.wait_for(schema.Committed, group="g0", step=5)
+    job.start_all(3, fault="kill:g2:reduce:20", steps=STEPS, **job.lingering(0.3))
+    job.wait_for(schema.Committed, group="g0", step=1)
     port = job.kill_lighthouse()
-    job.wait_for(schema.Committed, group="g0", step=8)
+    job.wait_for(schema.Committed, group="g0", step=3)
     job.start_lighthouse(port=port)
+    assert not [e for e in job.events() if isinstance(e, schema.FaultInjected)], "the fault was to come later"
+    job.hurry()
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
     facts.fault("kill", "reduce", "g2", 20)
@@ -37,9 +44,11 @@ def test_restarted_with_its_log_it_recovers_a_later_kill(job: Job, gold) -> None
 
 def test_a_kill_while_there_is_none_waits_for_the_next(job: Job) -> None:
     """A death while nobody reigns pauses the job; it never splits it."""
-    job.start_all(3, fault="kill:g2:reduce:12", steps=STEPS, delay=0.01)
-    job.wait_for(schema.Committed, group="g0", step=5)
+    job.settings["outage_budget_s"] = 60  # a lighthouse takes its time to start on a busy machine
+    job.start_all(3, fault="kill:g2:reduce:12", steps=STEPS, **job.lingering(0.5))
+    job.wait_for(schema.Committed, group="g0", step=2)
     port = job.kill_lighthouse()
+    job.hurry()
     job.wait_for(schema.ReduceFailed, group="g0")
     job.wait_for(schema.ReduceFailed, group="g1")
     assert max(e.step for e in job.events() if isinstance(e, schema.Committed)) == 11
@@ -51,9 +60,11 @@ def test_a_kill_while_there_is_none_waits_for_the_next(job: Job) -> None:
 
 def test_restarted_without_its_log_it_may_not_leave_anybody_out(job: Job) -> None:
     """It needs every member's word, and one is dead with its manager: the job waits, and says for whom."""
-    job.start_all(3, fault="kill-tree:g2:reduce:28", steps=STEPS, delay=0.04, settings={"outage_budget_s": 4})
-    job.wait_for(schema.Committed, group="g0", step=5)
+    job.settings["outage_budget_s"] = 12
+    job.start_all(3, fault="kill-tree:g2:reduce:28", steps=STEPS, **job.lingering(0.3))
+    job.wait_for(schema.Committed, group="g0", step=2)
     port = job.kill_lighthouse()
+    job.hurry()
     job.wait_for(schema.ReduceFailed, group="g1")
     (job.folder / "log").rename(job.folder / "log-lost")
     job.start_lighthouse(port=port)
@@ -67,13 +78,14 @@ def test_restarted_without_its_log_it_may_not_leave_anybody_out(job: Job) -> Non
 
 def test_restarted_without_its_log_while_all_live(job: Job) -> None:
     """Every member has acknowledged its term, so it reigns again; and its numbers are above all that were used."""
-    job.start_all(3, fault="kill:g2:reduce:28", steps=STEPS, delay=0.06)
+    job.start_all(3, fault="kill:g2:reduce:28", steps=STEPS, **job.lingering(0.5))
     job.wait_for(schema.Committed, group="g0", step=2)
     port = job.kill_lighthouse()
     (job.folder / "log").rename(job.folder / "log-lost")
     job.start_lighthouse(port=port)
     job.until(lambda: all("is back" in job.said(g) for g in ("g0", "g1", "g2")), "all are in touch again")
     assert not [e for e in job.events() if isinstance(e, schema.FaultInjected)], "the fault was to come later"
+    job.hurry()
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
     assert facts.epochs[-1].epoch > facts.epochs[0].epoch
@@ -85,6 +97,6 @@ def test_a_port_in_use(job: Job) -> None:
 
     job.start_lighthouse()
     command = [sys.executable, "-m", "lightkeeper", "lighthouse", "--bind", job.lighthouse]
-    done = subprocess.run(command, env=job._environment({}), capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, env=job._environment({}), capture_output=True, text=True, timeout=ASKED_S_MAX)
     assert done.returncode == 2 and "the port is in use" in done.stderr and "Traceback" not in done.stderr
     job.finish()
