@@ -14,6 +14,12 @@ KILLS = [("kill", phase) for phase in ("compute", "reduce", "vote", "apply")]
 OTHERS = [(kind, phase) for kind in ("kill-tree", "exit") for phase in ("compute", "reduce")]
 
 
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse("--lease-s", "5")
+
+
 @pytest.mark.parametrize(("kind", "phase"), KILLS + OTHERS)  # what differs by kind is who notices
 def test_one_of_three_dies(job: Job, gold, kind: str, phase: str) -> None:
     job.start_all(3, fault=f"{kind}:g2:{phase}:{AT}", steps=STEPS)
