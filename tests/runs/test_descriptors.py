@@ -6,27 +6,40 @@ import gc
 import os
 import time
 
+import psutil
 import pytest
 
 from lightkeeper.manager.groups import GroupFailed, LocalKeys, start_build
+
+SETTLE_S_MAX = 30.0
 
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def listening() -> int:
+    """Sockets of this process that wait for others."""
+    return sum(one.status == psutil.CONN_LISTEN for one in psutil.Process().net_connections("tcp"))
+
+
 def give_up_a_build() -> None:
     """Begins to form a group whose other member never comes, until its rendezvous keys are void."""
     keys = LocalKeys().handle()
-    build = start_build("gloo", keys, 0, 2, 20.0, "a group that never forms")
-    time.sleep(0.1)  # it listens by now, and waits
+    before = listening()
+    build = start_build("gloo", keys, 0, 2, 60.0, "a group that never forms")
+    until = time.monotonic() + SETTLE_S_MAX
+    while listening() <= before:
+        assert time.monotonic() < until, "it does not listen"
+        time.sleep(0.01)
+    time.sleep(0.1)  # it waits by now, or will
     keys.abort("its epoch is over")
     with pytest.raises(GroupFailed):
         build.wait()
 
 
 def settled(most: int) -> int:
-    until = time.monotonic() + 2
+    until = time.monotonic() + SETTLE_S_MAX
     while descriptors() > most and time.monotonic() < until:
         time.sleep(0.01)
     return descriptors()

@@ -52,9 +52,9 @@ class Scene:
             await self.fleet.until(lambda: all("Stands" in x.heard for x in self.fleet.managers), "an answer")
 
     def undisturbed(self) -> None:
-        """Its first epoch is in force, and no other was ever prepared."""
+        """Its first epoch is in force, and since it is no other was prepared."""
         for manager in self.fleet.managers:
-            assert manager.number == 1 and manager.told["Prepare"] == 1 and manager.told["Activate"] == 1
+            assert manager.number == 1 and not manager.told["Prepare"]
             assert not {"Fence", "Stop", "Waiting", "Refused"} & manager.heard.keys()
 
     async def jobs(self) -> str:
@@ -71,6 +71,9 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
     with LocalJob(folder, ()) as job:
         address = job.start_lighthouse()
         async with alive(Fleet(address, job.token, 3)) as fleet:
+            for manager in fleet.managers:  # that the first epoch took a while to come may have been told
+                manager.told.clear()
+                manager.heard.clear()
             yield Scene(address, job.token, psutil.Process(job.children["lighthouse"].pid), fleet)
 
 
