@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from facts import Facts, Gold, read_trace
-from harness import Job, names
+from harness import RUN_S_MAX, Job, names
 
 from lightkeeper.checkpoint.files import check_files
 from lightkeeper.checkpoint.folder import Folder, Listed
@@ -21,8 +21,9 @@ from lightkeeper.checkpoint.manifest import Damaged, Manifest
 from lightkeeper.checkpoint.names import MARKER
 from lightkeeper.events import schema
 
+GONE_S_MAX = 60.0
 MOMENTS = ("any", "saving", "publishing", "pruning")
-STRIKE_S_MAX = 30.0
+STRIKE_S_MAX = 60.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Death:
         begun: the highest step of which a save had begun, committed or not.
         noted: the highest step that an event calls committed, -1 if none does.
         done: the last step that some group has applied, -1 if there was none.
+        missed: how many saves were told to have come to nothing, as one does whose forerunner is slow.
     """
 
     moment: str
@@ -44,6 +46,7 @@ class Death:
     begun: int
     noted: int
     done: int
+    missed: int
 
     @property
     def newest(self) -> int:
@@ -117,7 +120,7 @@ class Lives:
             lighthouse: whether that goes too.
         """
         job = self.job
-        job.wait_for(schema.Committed, 60)
+        job.wait_for(schema.Committed)
         pids = self.pids(lighthouse)
         until_s, files = time.monotonic() + draw.uniform(0, 1.5), draw.randint(1, 5)
         comes = {
@@ -127,6 +130,11 @@ class Lives:
             "pruning": lambda: any(self.checkpoints.glob(".dropped-*")),
         }[moment]
         poll(comes, STRIKE_S_MAX)
+        signal_all(pids, signal.SIGSTOP)
+        while not comes():  # it was over before they stood still
+            signal_all(pids, signal.SIGCONT)
+            poll(comes, STRIKE_S_MAX)
+            signal_all(pids, signal.SIGSTOP)
         self.kill(pids, lighthouse)
         return self.after(moment)
 
@@ -139,19 +147,19 @@ class Lives:
     def kill(self, pids: list[int], lighthouse: bool = True) -> None:
         """Kills them at once; returns when nothing of the newest job is left."""
         job = self.job
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        codes = job.wait(within_s=10)
+        signal_all(pids, signal.SIGSTOP)  # none sees another's end
+        signal_all(pids, signal.SIGKILL)
+        codes = job.wait()
         assert set(codes.values()) == {-signal.SIGKILL}, f"they were to be killed: {codes}"
-        job.until(lambda: not job.left_over(lighthouses=lighthouse), "all are gone", 10)
+        job.until(lambda: not job.left_over(lighthouses=lighthouse), "all are gone")
         for child in job.lighthouses if lighthouse else ():
-            child.wait(10)
+            child.wait(GONE_S_MAX)
 
     def after(self, moment: str = "") -> Death:
         """What there is now. Whatever counts is read whole."""
         entries = Folder(self.checkpoints).entries()
-        saved = [e.step for e in self.job.events() if isinstance(e, schema.CheckpointSaved)]
+        events = self.job.events()
+        saved = [e.step for e in events if isinstance(e, schema.CheckpointSaved)]
         whole = self.committed()
         traces = [read_trace(path) for path in self.job.folder.glob("trace-*")]
         return Death(
@@ -161,6 +169,7 @@ class Lives:
             begun=max((one.step for one in entries if one.kind in ("step", "saving")), default=-1),
             noted=max(saved, default=-1),
             done=max((step for traced in traces for step in traced.digests), default=-1),
+            missed=sum(isinstance(e, schema.CheckpointFailed) for e in events),
         )
 
     def committed(self) -> list[Listed]:
@@ -204,7 +213,7 @@ class Lives:
                 for step, *tally in traced.all("tally"):
                     assert tallies.setdefault(step, str(tally)) == str(tally) and tally[0] == step + 1, path
 
-    def wait_saved(self, count: int = 1, within_s: float = 60.0) -> list[schema.CheckpointSaved]:
+    def wait_saved(self, count: int = 1, within_s: float = RUN_S_MAX) -> list[schema.CheckpointSaved]:
         """The checkpoints of the newest job, once there are so many."""
 
         def saved() -> list[schema.CheckpointSaved]:
@@ -233,9 +242,20 @@ def loaded(job: Job) -> dict[str, int]:
     return found
 
 
+def signal_all(pids: list[int], number: int) -> None:
+    """To all of them that are there yet."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def files_being_saved(folder: Path) -> int:
     """How many files the fullest folder has that is no checkpoint yet."""
-    return max((sum(1 for _ in path.glob("*")) for path in folder.glob(".saving-*")), default=0)
+    counts = [0]
+    for path in folder.glob(".saving-*"):
+        with contextlib.suppress(FileNotFoundError):  # it has become one
+            counts.append(len(os.listdir(path)))
+    return max(counts)
 
 
 def poll(comes: Callable[[], bool], within_s: float = STRIKE_S_MAX) -> None:

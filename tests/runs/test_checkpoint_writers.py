@@ -42,14 +42,18 @@ def check_one_writer(lives: Lives, facts: Facts) -> None:
 
 
 def test_38_the_writer_is_killed_while_it_saves_and_the_next_one_takes_over_at_once(lives: Lives, gold) -> None:
-    """Killed by its save of step 20; the next group does not wait for step 40."""
-    lives.options = OPTIONS
+    """Killed in its save of step 20, which hangs; the next group does not wait for step 40."""
+    hangs = lives.folder / "stuck"
+    lives.options = {**OPTIONS, "delay": 0.15, "stuck": str(hangs)}
     job = lives.begin(3, checkpoints={"every": EVERY})
-    poll(lambda: files_being_saved(lives.checkpoints) >= 2, 60)
+    job.wait_for(schema.Committed)
+    hangs.touch()
+    poll(lambda: files_being_saved(lives.checkpoints) >= 1)
     (begun,) = half_written(lives)
     lost = writer_of(begun)
     os.kill(job.trainers[lost].pid or 0, signal.SIGKILL)
     assert begun.step == EVERY and not (lives.checkpoints / begun.name / MARKER).exists()
+    hangs.unlink()
     first = lives.wait_saved()[0]
     facts = lives.finish()
     others = {"g0", "g1", "g2"} - {lost}
@@ -67,21 +71,25 @@ def test_38_the_writer_is_killed_while_it_saves_and_the_next_one_takes_over_at_o
 @pytest.mark.long
 def test_57_files_of_a_writer_that_was_left_out_while_it_stood_still_get_no_marker(lives: Lives, gold) -> None:
     """All processes of the group that leads stand still in a save until the others have saved; then they go on."""
-    lives.options = {**OPTIONS, "slow_save": 0.2, "steps": 400}
+    hangs = lives.folder / "stuck"
+    lives.options = {**OPTIONS, "slow_save": 0.2, "steps": 400, "delay": 0.05, "stuck": str(hangs)}
     job = lives.begin(3, checkpoints={"every": EVERY})
-    poll(lambda: files_being_saved(lives.checkpoints) >= 4, 60)
+    job.wait_for(schema.Committed)
+    hangs.touch()
+    poll(lambda: files_being_saved(lives.checkpoints) >= 1)
     (begun,) = half_written(lives)
     old = writer_of(begun)
     pids = [job.trainers[old].pid or 0, job.manager_pid(old)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+    hangs.unlink()
     assert not (lives.checkpoints / begun.name / MARKER).exists()
-    lost = job.wait_for(schema.GroupLost, 30, group=old)
-    saved = job.wait_for(schema.CheckpointSaved, 30)
+    lost = job.wait_for(schema.GroupLost, group=old)
+    saved = job.wait_for(schema.CheckpointSaved)
     assert saved.group != old
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    job.until(lambda: job.trainers[old].exitcode is not None, "the old writer is ended", 30)
+    job.until(lambda: job.trainers[old].exitcode is not None, "the old writer is ended")
     assert lost.detected_by in ("lease", "manager") and job.trainers[old].exitcode != 0
     facts = lives.finish(within_s=120)
     assert {name: facts.codes[name] for name in facts.codes if name != old} == dict.fromkeys(
@@ -100,10 +108,10 @@ def test_a_group_that_comes_back_to_a_running_job_loads_nothing_and_heals(lives:
     job = lives.begin(3, checkpoints={"every": EVERY})
     lives.wait_saved(2)
     os.kill(job.trainers["g1"].pid or 0, signal.SIGKILL)
-    job.wait("g1", within_s=10)
+    job.wait("g1")
     job.wait_for(schema.GroupLost, group="g1")
     lives.start(job, "g1", checkpoints={"every": EVERY})
-    back = job.wait_for(schema.Rejoined, 60, group="g1")
+    back = job.wait_for(schema.Rejoined, group="g1")
     facts = lives.finish(within_s=120)
     assert facts.codes == {"g0": 0, "g1": -9, "g2": 0, "g1-again": 0}
     assert loaded(job) == {"g0": 0, "g1": 0, "g2": 0, "g1-again": 0}
@@ -129,14 +137,18 @@ def test_without_a_folder_of_checkpoints_a_group_heals_as_ever(job) -> None:
 
 @pytest.mark.long
 def test_the_group_that_leads_is_killed_while_it_saves_the_last_state(lives: Lives, gold) -> None:
-    lives.options = OPTIONS
+    hangs = lives.folder / "stuck"
+    lives.options = {**OPTIONS, "stuck": str(hangs)}
     job = lives.begin(3, checkpoints={"every": 10_000})
+    job.wait_for(schema.Committed)
+    hangs.touch()
     job.hurry()
-    poll(lambda: files_being_saved(lives.checkpoints) >= 2, 60)
+    poll(lambda: files_being_saved(lives.checkpoints) >= 1)
     (begun,) = half_written(lives)
     lost = writer_of(begun)
     os.kill(job.trainers[lost].pid or 0, signal.SIGKILL)
     assert begun.step == STEPS and not (lives.checkpoints / begun.name / MARKER).exists()
+    hangs.unlink()
     facts = lives.finish()
     others = {"g0", "g1", "g2"} - {lost}
     assert facts.codes == {lost: -9, **dict.fromkeys(others, 0)} and facts.lost.keys() == {lost}
