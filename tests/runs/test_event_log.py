@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from harness import Job
 
 from lightkeeper.events import schema
 
 STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse("--lease-s", "5")
 
 
 def test_it_cannot_be_written_any_more(job: Job) -> None:
