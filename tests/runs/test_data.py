@@ -16,7 +16,7 @@ import dataloops
 import loops
 import pytest
 from facts import Facts
-from harness import Job, names
+from harness import OUTAGE_BUDGET_S, Job, names
 
 from lightkeeper.data import ShareLoader
 from lightkeeper.events import schema
@@ -72,12 +72,13 @@ def sockets_of(pid: int) -> set[str]:
 
 def test_53_four_groups_become_three_and_later_passes_are_whole(job: Job) -> None:
     """Lengths that neither 3 nor 4 divides; three passes and a bit. And: a worker has none of its trainer's sockets."""
-    o: dict[str, Any] = {"samples": 50, "size": 3, "microbatches": 7, "delay": 0.02}
+    o: dict[str, Any] = {"samples": 50, "size": 3, "microbatches": 7, **job.lingering(0.5)}
     job.start_all(4, steps=8, loop="share", fault="kill:g3:reduce:3", **o)
     pid = job.wait_for(schema.Committed, group="g0", step=1).pid
     ((workers,),) = job.trace("g0").all("workers")
     of_worker = sockets_of(workers[0])  # torch hands tensors' memory over by a socket of the worker's own
     assert len(workers) == 1 and len(of_worker) <= 1 and sockets_of(pid) and not of_worker & sockets_of(pid)
+    job.hurry()
     facts = job.finish()
     facts.check(8, set(names(3)), {"g3": -9})
     facts.fault("kill", "reduce", "g3", 3)
@@ -86,26 +87,27 @@ def test_53_four_groups_become_three_and_later_passes_are_whole(job: Job) -> Non
 
 
 def test_47_a_group_that_dies_and_comes_back_consumes_to_the_end_of_the_data(job: Job) -> None:
-    """20 batches, g1 is killed after backward at step 7 and started again; all end within 2 s of each other."""
-    o: dict[str, Any] = {"samples": 20 * 6 * 3, "delay": 0.3, "hurry": str(job.folder / "hurry"), "loop": "share"}
+    """20 batches, g1 is killed after backward at step 3 and started again; nobody waits for anybody at the end."""
+    o: dict[str, Any] = {"samples": 20 * 6 * 3, "loop": "share", **job.lingering(0.5)}
     job.heal_options = {"steps": 20, **o}
-    job.start_all(3, only={"g1": {"behave": "kill-after-backward:7"}}, **job.heal_options)
+    job.start_all(3, only={"g1": {"behave": "kill-after-backward:3"}}, **job.heal_options)
     job.return_of("g1", behave="")
     job.await_rejoin("g1")
     facts = job.finish()
     facts.check_healed(20, {"g0": 0, "g1": -9, "g2": 0, "g1-again": 0}, {"g1"}, tuple(names(3)))
-    facts.fault("kill", "compute", "g1", 7)
-    assert [k for s, k in facts.traces["g1"].forward if s == 7], "it had computed"
+    facts.fault("kill", "compute", "g1", 3)
+    assert [k for s, k in facts.traces["g1"].forward if s == 3], "it had computed"
     assert facts.one(schema.Rejoined, pid=facts.pids["g1-again"]).step < 20
     row = check_samples(facts, 20, **o)
     assert sorted(row) == list(range(20 * 6 * 3)), "one pass, each sample once"
     ends = [e for e in facts.all(schema.Finished) if e.fingerprint]
-    assert len(ends) == 3 and abs(seconds_between(ends[0], ends[-1])) < 2.0
+    assert len(ends) == 3
+    assert abs(seconds_between(ends[0], ends[-1])) < OUTAGE_BUDGET_S / 2, "no time-out was waited for"
 
 
 def test_what_a_dead_group_had_to_compute_is_there_when_it_is_dealt_anew(job: Job) -> None:
     """g1 dies when step 4 begins; g0 has 3 of 6 microbatches to compute still, and reads the others meanwhile."""
-    o: dict[str, Any] = {"loop": "share", "samples": 90, "prefetch": 8, "delay": 0.2}
+    o: dict[str, Any] = {"loop": "share", "samples": 90, "prefetch": 8, "delay": 0.5}
     job.start_all(2, steps=7, fault="kill:g1:compute:4", trace_ready=True, **o)
     facts = job.finish()
     facts.check(7, {"g0"}, {"g1": -9})
@@ -120,7 +122,7 @@ def test_what_a_dead_group_had_to_compute_is_there_when_it_is_dealt_anew(job: Jo
 @pytest.mark.long
 def test_49_the_share_of_an_absent_group_is_read_by_the_others(job: Job) -> None:
     """Four groups; g3 is away from step 10 on and comes back: a whole pass, nothing twice."""
-    o: dict[str, Any] = {"samples": 40 * 8 * 2, "size": 2, "microbatches": 8, "delay": 0.15, "load_s": 0.01}
+    o: dict[str, Any] = {"samples": 40 * 8 * 2, "size": 2, "microbatches": 8, "delay": 0.3, "load_s": 0.01}
     o |= {"hurry": str(job.folder / "hurry"), "loop": "share", "workers": 2}
     job.heal_options = {"steps": 40, **o}
     job.start_all(4, fault="kill:g3:compute:10", **job.heal_options)
@@ -135,14 +137,14 @@ def test_49_the_share_of_an_absent_group_is_read_by_the_others(job: Job) -> None
 
 def test_52_groups_come_in_and_leave_without_a_gap_or_a_repeat(job: Job) -> None:
     """One group, then two, then three, then one again: the data goes on where it was."""
-    o: dict[str, Any] = {"samples": 97, "size": 2, "microbatches": 5, "delay": 0.1, "loop": "share"}
-    o |= {"hurry": str(job.folder / "hurry")}
-    job.settings.update(groups=3, minimum=1, start_window_s=0.5)
+    o: dict[str, Any] = {"samples": 97, "size": 2, "microbatches": 5, "loop": "share", **job.lingering(0.1)}
+    steps = 200  # so many that all can come and go before the last one
+    job.settings.update(groups=3, minimum=1, start_window_s=0.5, deal="even")
     job.start_lighthouse()
-    job.start("g0", steps=60, **o)
+    job.start("g0", steps=steps, **o)
     job.wait_for(schema.Committed, group="g0", step=1)
     for group in ("g1", "g2"):
-        job.start(group, steps=60, leave=str(job.folder / f"leave-{group}"), **o)
+        job.start(group, steps=steps, leave=str(job.folder / f"leave-{group}"), **o)
         job.wait_for(schema.Rejoined, group=group)
     job.wait_for(schema.Committed, group="g2", step=job.wait_for(schema.Rejoined, group="g2").step + 2)
     for group in ("g2", "g1"):
@@ -152,7 +154,7 @@ def test_52_groups_come_in_and_leave_without_a_gap_or_a_repeat(job: Job) -> None
     facts = job.finish()
     assert facts.codes == dict.fromkeys(names(3), 0) and not facts.lost
     assert [len(members) for members in facts.members] == [1, 2, 3, 2, 1], facts.members
-    check_passes(check_samples(facts, 60, **o), 97)
+    check_passes(check_samples(facts, steps, **o), 97)
 
 
 # ---------------------------------------------------------------- streams
@@ -175,7 +177,7 @@ def check_items(facts: Facts, steps: int, microbatches: int | list[int]) -> None
 
 def test_streams_go_on_over_a_death_a_failed_reduce_and_a_return(job: Job) -> None:
     """g2 dies with its share read but not reduced, g1's reduce fails now and then; g2 comes back to other slots."""
-    o: dict[str, Any] = {"loop": "stream", "delay": 0.03, "hurry": str(job.folder / "hurry"), "steps": 60}
+    o: dict[str, Any] = {"loop": "stream", "steps": 60, **job.lingering(0.3)}
     job.heal_options = o
     only = {"g2": {"behave": "kill-after-backward:5"}, "g1": {"behave": "transient-every:7"}}
     job.start_all(3, only=only, **o)
@@ -194,9 +196,10 @@ def test_streams_go_on_over_a_death_a_failed_reduce_and_a_return(job: Job) -> No
 
 @pytest.mark.long
 def test_streams_with_states_over_joins_leaves_and_a_ramp(job: Job) -> None:
-    o: dict[str, Any] = {"loop": "stream", "microbatches": [3, 6, 1, 5], "delay": 0.1, "state_bytes": 64}
-    o |= {"hurry": str(job.folder / "hurry"), "steps": 60}
-    job.settings.update(groups=3, minimum=1, start_window_s=0.5)
+    steps = 200  # so many that all can come and go before the last one
+    o: dict[str, Any] = {"loop": "stream", "microbatches": [3, 6, 1, 5], "state_bytes": 64, "steps": steps}
+    o |= job.lingering(0.1)
+    job.settings.update(groups=3, minimum=1, start_window_s=0.5, deal="even")
     job.start_lighthouse()
     job.start("g0", **o)
     job.wait_for(schema.Committed, group="g0", step=1)
@@ -212,8 +215,8 @@ def test_streams_with_states_over_joins_leaves_and_a_ramp(job: Job) -> None:
     facts = job.finish()
     assert facts.codes == {"g0": 0, "g1": 0, "g2": -9} and set(facts.lost) == {"g2"}
     assert [len(members) for members in facts.members][:3] == [1, 2, 3]
-    check_items(facts, 60, [3, 6, 1, 5])
-    assert re.search(r"[1-9]\d* states loaded", facts.said["g1"]) and "would spare" not in facts.said["g1"]
+    check_items(facts, steps, [3, 6, 1, 5])
+    assert re.search(r"[1-9]\d* states? loaded", facts.said["g1"]) and "would spare" not in facts.said["g1"]
 
 
 ENDS = 12
@@ -261,9 +264,9 @@ def test_kills_at_random_moments_lose_no_sample(job: Job, loop: str) -> None:
         time.sleep(chance.random() * 0.1)  # any moment of a step will do
         os.kill(newest[victim].pid or 0, signal.SIGKILL)
         newest[victim] = job.return_of(victim)
-        step = job.wait_for(schema.Rejoined, 40, group=victim, pid=newest[victim].pid).step
+        step = job.wait_for(schema.Rejoined, group=victim, pid=newest[victim].pid).step
     job.hurry()
-    facts = job.finish(within_s=60)
+    facts = job.finish()
     assert all(facts.codes[process.name] == 0 for process in newest.values()) and len(facts.all(schema.Rejoined)) == 3
     if loop == "stream":
         check_items(facts, 400, [7, 4, 9])
@@ -276,7 +279,7 @@ def test_kills_at_random_moments_lose_no_sample(job: Job, loop: str) -> None:
 
 @pytest.mark.long
 def test_the_ranks_of_a_group_split_every_microbatch_over_a_death_and_a_return(job: Job) -> None:
-    o: dict[str, Any] = {"loop": "split", "samples": 77, "size": 4, "microbatches": 6, "steps": 40, "delay": 0.03}
+    o: dict[str, Any] = {"loop": "split", "samples": 77, "size": 4, "microbatches": 6, "steps": 40, "delay": 0.3}
     o |= {"layout": "fsdp", "hurry": str(job.folder / "hurry")}
     job.settings["groups"] = 2
     job.start_lighthouse()
