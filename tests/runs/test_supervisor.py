@@ -194,7 +194,7 @@ def test_the_same_exception_everywhere_stops_the_run_and_somebody_is_told(run: R
     assert run.ends() == 1, run.said()
     assert {"crash_loop", "budget"} & set(run.told())
     (ended,) = run.events(RunEnded)
-    assert ended.code == 1 and run.said().count("run_failed") == 1
+    assert ended.code == 1 and run.said().count("lightkeeper: gives up (") == 1
 
 
 def test_an_operator_ends_it_in_good_order_and_it_goes_on_later(run: Run) -> None:
@@ -231,6 +231,8 @@ def test_a_run_that_gets_notice_is_put_back_and_goes_on_in_its_next_start(run: R
     child.send_signal(signal.SIGUSR1)
     assert run.ends() == 0, run.said()
     assert (run.base / "requeued").read_text() == "again\n"
+    (stopped,) = run.events(schema.JobStopped)
+    assert stopped.reason == "all groups asked to leave: SIGUSR1 from the supervisor"
     reached = max(e.step for e in run.events(schema.CheckpointSaved))
     run.start()
     assert run.ends() == 0, run.said()
