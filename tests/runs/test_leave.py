@@ -9,6 +9,7 @@ import psutil
 import pytest
 from facts import Facts
 from harness import Job
+from healed import PATIENT
 
 from lightkeeper.events import schema
 
@@ -19,6 +20,12 @@ ERRORS = (
     schema.GroupLost, schema.ReduceFailed, schema.Recovered, schema.Fenced, schema.UserError, schema.BuildFailed,
     schema.Diverged, schema.Adopted,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse(*PATIENT)
 
 
 def finished_after_the_leave(job: Job) -> Facts:
@@ -46,7 +53,6 @@ def in_good_order(facts: Facts, group: str, survivors: set[str], steps: int = ST
 
 def test_sigterm_to_a_launched_group(job: Job, gold) -> None:
     job.settings["groups"] = 3
-    job.start_lighthouse()
     launcher = job.launch("g2", steps=STEPS, **job.lingering(LINGER_S))
     job.start("g0", steps=STEPS, **job.lingering(LINGER_S))
     job.start("g1", steps=STEPS, **job.lingering(LINGER_S))
@@ -71,7 +77,6 @@ def test_sigterm_to_a_launched_group(job: Job, gold) -> None:
 
 
 def test_sigterm_to_the_only_group(job: Job) -> None:
-    job.start_lighthouse()
     launcher = job.launch("g0", steps=STEPS, delay=0.1)
     job.wait_for(schema.Committed, step=3)
     launcher.send_signal(signal.SIGTERM)
@@ -84,7 +89,6 @@ def test_sigterm_to_the_only_group(job: Job) -> None:
 
 
 def test_sigterm_twice_ends_at_once(job: Job) -> None:
-    job.start_lighthouse()
     launcher = job.launch("g0", steps=STEPS, delay=30.0)  # a step takes longer than is waited for
     job.wait_for(schema.Activated, process="manager g0")
     launcher.send_signal(signal.SIGTERM)
@@ -137,7 +141,6 @@ def test_sigterm_to_a_trainer(job: Job) -> None:
 
 def test_sigterm_to_everything_of_a_group_is_one_request_and_a_loader_worker_stays(job: Job) -> None:
     job.settings["groups"] = 2
-    job.start_lighthouse()
     launcher = job.launch("g1", steps=STEPS, behave="loader", **job.lingering(LINGER_S))
     job.start("g0", steps=STEPS, **job.lingering(LINGER_S))
     job.wait_for(schema.Committed, group="g1", step=3)
@@ -193,7 +196,6 @@ def test_sigterm_twice_to_a_trainer_ends_it_in_mid_step_and_nobody_is_blamed(job
 
 def test_sigterm_before_the_group_is_a_member(job: Job) -> None:
     job.settings["groups"] = 2
-    job.start_lighthouse()
     launcher = job.launch("g0", steps=STEPS)
     job.start("g1", steps=STEPS)
     job.wait_for(schema.ProcessStarted, process="manager g0")
@@ -246,7 +248,6 @@ def test_drain_of_who_is_not_there_and_at_nobody(job: Job) -> None:
 
 def test_two_operators_who_drain_one_group_are_both_told_that_it_has_left(job: Job) -> None:
     job.settings["groups"] = 3
-    job.start_lighthouse()
     for group in ("g0", "g1"):  # they wait for the third
         job.start(group, steps=STEPS)
         job.wait_for(schema.Joined, group=group)
@@ -266,7 +267,6 @@ def test_two_operators_who_drain_one_group_are_both_told_that_it_has_left(job: J
 def test_a_notice_of_the_machine(job: Job) -> None:
     notice = job.folder / "notice"
     job.settings["groups"] = 3
-    job.start_lighthouse()
     for group in ("g0", "g1", "g2"):
         own = {"notice_file": notice} if group == "g1" else None
         job.start(group, steps=STEPS, settings=own, **job.lingering(LINGER_S))

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 from harness import ASKED_S_MAX, Job
+from healed import PATIENT
 
 from lightkeeper.events import schema
 
 pytestmark = pytest.mark.usefixtures("dealt_evenly")  # other shares are an epoch, and epochs are counted here
 
 STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse(*PATIENT)
 
 
 def test_training_and_finishing_need_no_lighthouse(job: Job, gold) -> None:
@@ -30,7 +37,7 @@ def test_restarted_with_its_log_it_recovers_a_later_kill(job: Job, gold) -> None
     job.wait_for(schema.Committed, group="g0", step=1)
     port = job.kill_lighthouse()
     job.wait_for(schema.Committed, group="g0", step=3)
-    job.start_lighthouse(port=port)
+    job.start_lighthouse(*PATIENT, port=port)
     assert not [e for e in job.events() if isinstance(e, schema.FaultInjected)], "the fault was to come later"
     job.hurry()
     facts = job.finish()
@@ -52,7 +59,7 @@ def test_a_kill_while_there_is_none_waits_for_the_next(job: Job) -> None:
     job.wait_for(schema.ReduceFailed, group="g0")
     job.wait_for(schema.ReduceFailed, group="g1")
     assert max(e.step for e in job.events() if isinstance(e, schema.Committed)) == 11
-    job.start_lighthouse(port=port)
+    job.start_lighthouse(*PATIENT, port=port)
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1"}, {"g2": -9})
     assert facts.epochs[-1].first_step == 12 and facts.epochs[-1].epoch > facts.epochs[0].epoch
@@ -67,7 +74,7 @@ def test_restarted_without_its_log_it_may_not_leave_anybody_out(job: Job) -> Non
     job.hurry()
     job.wait_for(schema.ReduceFailed, group="g1")
     (job.folder / "log").rename(job.folder / "log-lost")
-    job.start_lighthouse(port=port)
+    job.start_lighthouse(*PATIENT, port=port)
     waiting = job.wait_for(schema.Waiting, whom="g2")
     assert "may not leave anybody out" in waiting.why
     facts = job.finish()
@@ -82,7 +89,7 @@ def test_restarted_without_its_log_while_all_live(job: Job) -> None:
     job.wait_for(schema.Committed, group="g0", step=2)
     port = job.kill_lighthouse()
     (job.folder / "log").rename(job.folder / "log-lost")
-    job.start_lighthouse(port=port)
+    job.start_lighthouse(*PATIENT, port=port)
     job.until(lambda: all("is back" in job.said(g) for g in ("g0", "g1", "g2")), "all are in touch again")
     assert not [e for e in job.events() if isinstance(e, schema.FaultInjected)], "the fault was to come later"
     job.hurry()
@@ -95,7 +102,6 @@ def test_a_port_in_use(job: Job) -> None:
     import subprocess
     import sys
 
-    job.start_lighthouse()
     command = [sys.executable, "-m", "lightkeeper", "lighthouse", "--bind", job.lighthouse]
     done = subprocess.run(command, env=job._environment({}), capture_output=True, text=True, timeout=ASKED_S_MAX)
     assert done.returncode == 2 and "the port is in use" in done.stderr and "Traceback" not in done.stderr
