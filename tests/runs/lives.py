@@ -88,7 +88,7 @@ class Lives:
         job.variables["LIGHTKEEPER_REDUCTION"] = "fold"
         job.settings.update({"deal": "even", **self.settings})
         if lighthouse is None:
-            job.start_lighthouse()
+            job.start_lighthouse("--lease-s", "5")  # nobody is to be found by silence
         else:
             job.lighthouse, job.lighthouses = lighthouse.lighthouse, lighthouse.lighthouses
         return job
