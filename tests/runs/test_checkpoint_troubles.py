@@ -97,9 +97,9 @@ def test_61_training_goes_on_without_saves_and_the_next_one_succeeds_after_repai
     job = lives.begin(1, checkpoints=options)
     lives.wait_saved(3)
     trouble.breaks()
-    job.until(lambda: bool(failures(lives)), "a failure", 60)
+    job.until(lambda: bool(failures(lives)), "a failure")
     there = sorted(path.name for path in folder.glob("step-*")) if trouble.keeps_files else []
-    job.until(lambda: failures(lives)[-1].alarm, "the alarm", 60)
+    job.until(lambda: failures(lives)[-1].alarm, "the alarm")
     reached = max(e.step for e in job.events() if isinstance(e, schema.Committed))
     job.wait_for(schema.Committed, step=reached + 10)
     if trouble.keeps_files:
@@ -140,7 +140,7 @@ def test_59_a_save_that_takes_forty_steps_holds_the_bits_of_its_own(lives: Lives
     job = lives.begin(1, checkpoints={"every": 10_000})
     job.wait_for(schema.Committed, step=70)
     (lives.checkpoints / "STOP").touch()
-    facts = lives.finish(within_s=120)
+    facts = lives.finish()
     assert facts.codes == {"g0": 0} and loaded(job) == {"g0": 40}
     assert facts.one(schema.CheckpointLoaded).compared
     lives.check_states(gold(**PLAIN))

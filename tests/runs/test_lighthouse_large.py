@@ -14,7 +14,7 @@ from lightkeeper.events.schema import GroupLost
 from lightkeeper.lighthouse.silence import OFTEN_MAX
 
 SIZE = OFTEN_MAX + 32
-BOUND_S = 90.0
+BOUND_S = 200.0
 
 
 def play(folder: Path, act: Callable[[Fleet, LocalJob], Awaitable[None]]) -> None:

@@ -26,7 +26,7 @@ from lightkeeper.lighthouse.codec import wrap
 from lightkeeper.protos import lighthouse_pb2, lighthouse_pb2_grpc
 from lightkeeper.wire import MESSAGE_BYTES_MAX, metadata
 
-BOUND_S = 120.0
+BOUND_S = 200.0
 GROWTH_MB_MAX = 12.0
 LARGE_MB_MAX = 64.0  # three rounds of eight messages of 4 MB that are read; kept, they would be 96 MB
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
