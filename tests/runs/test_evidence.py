@@ -15,7 +15,7 @@ from lightkeeper.events import schema
 from lightkeeper.events.reader import seconds_between
 
 PAIR = """
-import ctypes, json, os, signal, sys, threading, time
+import ctypes, json, linecache, os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
 import lightkeeper
@@ -38,10 +38,13 @@ def there():
     os.rename(file.name, file.name[:-4])
 
 def there_once_in(name):
-    def look():  # from a thread, while the main one stands in this function
-        while sys._current_frames()[threading.main_thread().ident].f_code.co_name != name:
+    def where():
+        frame = sys._current_frames()[threading.main_thread().ident]
+        return frame.f_code.co_name, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+    def look():  # from a thread, while the main one stands in this function; it is recorded by then
+        while where() != (name, "work.wait()"):
             time.sleep(0.01)
-        time.sleep(0.5)  # at most until it has called what does not return
         there()
     threading.Thread(target=look, daemon=True).start()
 
@@ -148,7 +151,7 @@ def test_ranks_in_two_collectives_are_told_apart(job: Job) -> None:
 def test_across_groups_the_one_that_never_arrived_is_named(job: Job) -> None:
     """A rank of g1 is killed before it reduces: the survivors' dumps, taken before they abort, and its neighbour's."""
     job.settings.update(groups=2, ranks=2, evidence_s=EVIDENCE_S)
-    job.start_lighthouse()
+    job.start_lighthouse("--lease-s", "5")  # g0 is not to be lost because the machine is busy
     for group in ("g0", "g1"):
         job.launch(group, "freeze:g1/1:compute:4", loop="sharded", layout="tp", steps=8)
     assert job.wait("g0")["g0"] == 0 and job.wait("g1")["g1"] == 104
