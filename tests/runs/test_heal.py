@@ -6,8 +6,8 @@ import os
 import signal
 
 import pytest
-from harness import Job
-from healed import ALL, AT, KILL_G2, STEPS, recoveries, rejoined
+from harness import OUTAGE_BUDGET_S, Job
+from healed import ALL, AT, KILL_G2, PATIENT, STEPS, recoveries, rejoined
 
 from lightkeeper.events import schema
 from lightkeeper.manager import exits
@@ -15,8 +15,14 @@ from lightkeeper.manager import exits
 WIDE = {"width": 1024}  # 13 MB of state: several ranges
 
 
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse(*PATIENT)
+
+
 def test_a_killed_group_comes_back_with_the_same_bits(job: Job, gold) -> None:
-    job.start_healing(3, fault=f"kill:g2:reduce:{AT}")
+    job.start_healing(3, fault=f"kill:g2:reduce:{AT}", delay=0.4)  # who was told of a boundary too late copies nothing
     job.return_of("g2")
     job.await_rejoin("g2")
     facts = job.finish()
@@ -26,7 +32,7 @@ def test_a_killed_group_comes_back_with_the_same_bits(job: Job, gold) -> None:
     rejoined(facts, "g2-again")
     healed = facts.one(schema.Healed)
     parameters = 8 * 16 + 16 + 16 * 16 + 16 + 16 + 1
-    assert healed.bytes >= 12 * parameters and healed.seconds < 2.0
+    assert healed.bytes >= 12 * parameters and healed.seconds < OUTAGE_BUDGET_S / 2, "no time-out was waited for"
     assert len(facts.all(schema.Healing)) == 1 and not facts.all(schema.HealFailed)
     assert {e.group for e in facts.all(schema.Copied)} == {"g0", "g1"}
     assert facts.epochs[-1].cause == "planned" and "g2" in facts.epochs[-1].members
@@ -41,7 +47,7 @@ def test_four_groups_down_to_two_and_back_give_the_bits_of_one_process(job: Job,
     job.start_healing(4, fault="kill:g2:reduce:8,kill:g3:apply:12", dropout=0.5)
     job.return_of("g2")
     job.return_of("g3")
-    job.await_rejoin("g2", "g3", within_s=40)
+    job.await_rejoin("g2", "g3")
     facts = job.finish()
     codes = {"g0": 0, "g1": 0, "g2": -9, "g3": -9, "g2-again": 0, "g3-again": 0}
     facts.check_healed(STEPS, codes, {"g2", "g3"}, ("g0", "g1", "g2", "g3"))
@@ -55,10 +61,10 @@ def test_four_groups_down_to_two_and_back_give_the_bits_of_one_process(job: Job,
 
 def test_learning_rate_and_optimizer_are_those_of_the_step_and_not_of_the_start(job: Job, gold) -> None:
     """S29, S30: two groups come back one after the other, during the warm-up; every state is read anew."""
-    job.start_healing(3, fault="kill:g2:compute:3", warm_up=100)
+    job.start_healing(3, fault="kill:g2:compute:3", warm_up=100, delay=0.2)
     job.return_of("g2", fault="kill:g2:compute:30")
     job.return_of("g2")
-    job.await_rejoin("g2", within_s=40)
+    job.await_rejoin("g2")
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": -9, "g2-again-again": 0}, {"g2"}, ALL)
     assert {(f.phase, f.step) for f in facts.all(schema.FaultInjected)} == {("compute", 3), ("compute", 30)}
@@ -131,9 +137,11 @@ def test_a_donor_dies_while_it_sends(job: Job, how: str) -> None:
 
 
 def test_donors_that_cannot_be_reached_are_asked_again_with_a_breath_between(job: Job) -> None:
-    job.start_healing(3, fault=KILL_G2, steps=60, only={g: {"behave": "deaf:6"} for g in ("g0", "g1")})
+    deaf = {group: {"behave": f"deaf:{AT + 1}"} for group in ("g0", "g1")}
+    job.start_healing(3, fault=KILL_G2, steps=60, only=deaf, delay=0.2)
     job.return_of("g2")
     job.wait_for(schema.HealFailed, group="g2")
+    job.hurry()
     facts = job.finish()
     assert (facts.codes["g0"], facts.codes["g1"], facts.codes["g2-again"]) == (0, 0, 0)
     assert len(facts.all(schema.HealFailed)) < 30
@@ -142,13 +150,13 @@ def test_donors_that_cannot_be_reached_are_asked_again_with_a_breath_between(job
 def test_half_a_state_is_never_trained_on(job: Job) -> None:
     """The only donor dies in mid-copy and both start again: who holds a mix of old and new tensors ends, saying why."""
     large = {"width": 2400}  # 69 MB of state: five ranges
-    job.start_healing(2, fault="kill:g1:compute:5", only={"g0": {"behave": "slow-sending:500"}}, **large)
+    job.start_healing(2, fault="kill:g1:compute:5", only={"g0": {"behave": "slow-sending:1500"}}, **large)
     job.return_of("g1")
     donor = job.folder / "trace-g0"
-    job.until(lambda: donor.read_text().count('"sends"') >= 4, "half of the state is sent", 60)
+    job.until(lambda: donor.read_text().count('"sends"') >= 3, "half of the state is sent")
     os.kill(job.trainers["g0"].pid or 0, signal.SIGKILL)
     job.return_of("g0")
-    assert job.wait("g1-again", within_s=60)["g1-again"] == -9
+    assert job.wait("g1-again")["g1-again"] == -9
     job.wait_for(schema.ProcessEnded, process="manager g1", exit_code=exits.GAVE_UP)
     assert "broke off half-way" in job.said("g1-again")
     job.return_of("g1")
@@ -161,10 +169,10 @@ def test_half_a_state_is_never_trained_on(job: Job) -> None:
 
 def test_the_only_donor_of_two_dies_while_it_sends(job: Job) -> None:
     """Then there is nobody left: the job is over, and the joiner starts it anew from step 0 or waits; it says so."""
-    job.settings.update(outage_budget_s=3)
+    job.settings.update(outage_budget_s=10, start_budget_s=20)
     job.start_healing(2, fault="kill:g1:compute:5", only={"g0": {"behave": "die-sending"}}, **WIDE)
     job.return_of("g1")
-    assert job.wait("g1-again", within_s=60)["g1-again"] != 0, "its donors are gone for good, and the job with them"
+    assert job.wait("g1-again")["g1-again"] != 0, "its donors are gone for good, and the job with them"
     events = job.events()
     stopped = [e for e in events if isinstance(e, schema.JobStopped) and e.process == "lighthouse"]
     assert stopped and "no group is left" in stopped[-1].reason
@@ -174,10 +182,10 @@ def test_the_only_donor_of_two_dies_while_it_sends(job: Job) -> None:
 def test_a_joiner_dies_and_is_started_a_third_time(job: Job, phase: str) -> None:
     """It costs the members nothing; it died twice within ten minutes, so it is held back for five seconds."""
     dies = {"behave": "die-receiving"} if phase == "receiving" else {"die_in": phase}
-    job.start_healing(3, fault=KILL_G2, delay=0.06, steps=200)
+    job.start_healing(3, fault=KILL_G2, delay=0.12, steps=200)
     job.return_of("g2", **dies)
     job.return_of("g2", **({"behave": ""} if phase == "receiving" else {"die_in": ""}))
-    job.await_rejoin("g2", within_s=40)
+    job.await_rejoin("g2")
     facts = job.finish()
     codes = {"g0": 0, "g1": 0, "g2": -9, "g2-again": -9, "g2-again-again": 0}
     facts.check_healed(200, codes, {"g2"}, ALL)
@@ -216,10 +224,10 @@ def test_a_survivor_dies_while_a_group_heals(job: Job, when: str) -> None:
 def test_a_joiner_slower_than_training_falls_back_and_says_so(job: Job) -> None:
     """Entries are kept for three steps only, and it needs longer for one than the members do."""
     job.settings.update(history_mb=0.006)
-    job.start_healing(3, fault=KILL_G2, steps=400)
-    job.return_of("g2", behave="slow-entries:700")
-    job.wait_for(schema.HealFailed, group="g2", within_s=20)
-    job.until(lambda: len([e for e in job.events() if isinstance(e, schema.Healed)]) >= 2, "a second state", 20)
+    job.start_healing(3, fault=KILL_G2, delay=0.04, steps=400)
+    job.return_of("g2", behave="slow-entries:1400")
+    job.wait_for(schema.HealFailed, group="g2")
+    job.until(lambda: len([e for e in job.events() if isinstance(e, schema.Healed)]) >= 2, "a second state")
     healed = [e for e in job.events() if isinstance(e, schema.Healed)]
     assert healed[1].step > healed[0].step, "from a fresh boundary"
     failed = [e for e in job.events() if isinstance(e, schema.HealFailed)]
@@ -241,7 +249,7 @@ def test_members_switch_while_the_joiner_still_applies_the_entry(job: Job) -> No
     """The lighthouse hears of the switch before the joiner has the entry that makes it a member."""
     job.start_healing(3, fault=KILL_G2, delay=0.06)
     job.return_of("g2", replay_delay=0.5)
-    job.await_rejoin("g2", within_s=15)
+    job.await_rejoin("g2")
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ALL)
 
@@ -265,7 +273,7 @@ def test_the_run_ends_while_a_joiner_still_follows(job: Job, slow: str) -> None:
     assert set(facts.lost) == {"g2"} and not facts.torn
     assert len(facts.traces["g0"].digests) == 60
     ends = [facts.traces[g].other[-1][1] for g in ("g0", "g1")]
-    assert max(ends) - min(ends) < 2.0
+    assert max(ends) - min(ends) < OUTAGE_BUDGET_S / 2, "no time-out was waited for"
 
 
 def test_below_the_minimum_the_survivor_stands_and_the_other_comes_back(job: Job, gold) -> None:
@@ -298,7 +306,7 @@ def test_the_job_falls_below_the_minimum_while_a_group_heals(job: Job) -> None:
     job.wait_for(schema.Healing, group="g2")
     os.kill(job.trainers["g1"].pid, signal.SIGKILL)
     job.until(lambda: job.events() and any(isinstance(e, schema.Activated) and tuple(e.members) == ("g0", "g2")
-                                           for e in job.events()), "g0 and g2 go on", 15)  # fmt: skip
+                                           for e in job.events()), "g0 and g2 go on")  # fmt: skip
     job.hurry()
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": -9, "g2": -9, "g2-again": 0}, {"g1", "g2"}, ("g0", "g2"))
@@ -313,7 +321,7 @@ def test_the_job_falls_below_the_minimum_while_a_joiner_follows(job: Job, behave
     job.wait_for(schema.Healed, group="g2")
     os.kill(job.trainers["g1"].pid, signal.SIGKILL)
     job.until(lambda: any(isinstance(e, schema.Activated) and set(e.members) == {"g0", "g2"} for e in job.events()),
-              "g0 and g2 go on", 15)  # fmt: skip
+              "g0 and g2 go on")  # fmt: skip
     job.hurry()
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": -9, "g2": -9, "g2-again": 0}, {"g1", "g2"}, ("g0", "g2"))
@@ -321,13 +329,13 @@ def test_the_job_falls_below_the_minimum_while_a_joiner_follows(job: Job, behave
 
 def test_a_joiner_named_in_a_recovery_one_entry_behind_adopts_it(job: Job) -> None:
     job.settings.update(minimum=2)
-    job.start_healing(3, fault=KILL_G2, delay=0.17, steps=60)
+    job.start_healing(3, fault=KILL_G2, delay=0.6, steps=60)  # g1 is to be killed within the next step
     job.return_of("g2", behave="blind")
     boundary = job.wait_for(schema.Healing, group="g2").step
     job.wait_for(schema.Committed, group="g0", step=boundary)
     os.kill(job.trainers["g1"].pid, signal.SIGKILL)
     job.until(lambda: any(set(e.members) == {"g0", "g2"} for e in job.events() if isinstance(e, schema.Activated)),
-              "g0 and g2 go on", 15)  # fmt: skip
+              "g0 and g2 go on")  # fmt: skip
     job.hurry()
     facts = job.finish()
     adopted = facts.one(schema.Adopted)
@@ -340,8 +348,8 @@ def test_a_joiner_named_in_a_recovery_one_entry_behind_adopts_it(job: Job) -> No
     ["healing", "healed", "prepared"],
 )
 def test_the_lighthouse_restarts_while_a_group_heals(job: Job, when: str) -> None:
-    slow = {"behave": "slow-entries:100"} if when == "healed" else {}
-    job.start_healing(3, fault=KILL_G2, delay=0.15)
+    slow = {"behave": "slow-entries:700"} if when == "healed" else {}
+    job.start_healing(3, fault=KILL_G2, delay=0.5 if slow else 0.3)  # none of it may be over before the restart
     job.return_of("g2", **slow)
     if when == "prepared":
         job.until(lambda: any(e.why == "g2 joins" for e in job.events() if isinstance(e, schema.Prepared)),
@@ -350,8 +358,8 @@ def test_the_lighthouse_restarts_while_a_group_heals(job: Job, when: str) -> Non
         job.wait_for(schema.Healing if when == "healing" else schema.Healed, group="g2")
     job.lighthouses[-1].kill()
     job.lighthouses[-1].wait()
-    job.start_lighthouse(port=int(job.lighthouse.rpartition(":")[2]))
-    job.await_rejoin("g2", within_s=35)
+    job.start_lighthouse(*PATIENT, port=int(job.lighthouse.rpartition(":")[2]))
+    job.await_rejoin("g2")
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ALL)
     terms = [e.term for e in facts.epochs]
@@ -364,7 +372,7 @@ def test_a_member_misses_the_very_entry_that_takes_the_joiner_in(job: Job, who: 
     job.start_healing(3, fault=KILL_G2, delay=0.1, only={who: {"behave": f"miss-activating await:{await_other}"}})
     job.return_of("g2", behave="slow-follow:150")
     missed = job.folder / f"trace-{who}"
-    job.until(lambda: '"missed"' in missed.read_text(), "the entry is missed", 20)
+    job.until(lambda: '"missed"' in missed.read_text(), "the entry is missed")
     job.await_rejoin("g2")
     facts = job.finish()
     facts.check_healed(STEPS, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ALL)

@@ -9,9 +9,15 @@ import time
 
 import pytest
 from harness import Job
-from healed import ALL, KILL_G2, STEPS, recoveries, rejoined
+from healed import ALL, KILL_G2, PATIENT, STEPS, recoveries, rejoined
 
 from lightkeeper.events import schema
+
+
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse(*PATIENT)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +83,11 @@ def test_a_hundred_joins_at_random_moments(job: Job) -> None:
     """
     moments, joins, steps = random.Random(32), 100, 6000
     job.settings.update(groups=3, minimum=2, start_window_s=0.5)
-    job.start_healing(2, register="tally", steps=steps, delay=0.02)
+    job.start_healing(2, register="tally", steps=steps, delay=0.04)
     job.wait_for(schema.Committed)
     for i in range(joins):
         process = job.start(f"j{i}", **job.heal_options)
-        job.wait_for(schema.Rejoined, 30.0, group=f"j{i}", pid=process.pid)
+        job.wait_for(schema.Rejoined, group=f"j{i}", pid=process.pid)
         time.sleep(moments.uniform(0.0, 0.3))  # the moment of the kill, which is what is random here
         os.kill(process.pid or 0, signal.SIGKILL)
     job.start("last", **job.heal_options)
@@ -96,7 +102,6 @@ def test_a_hundred_joins_at_random_moments(job: Job) -> None:
 
 def test_register_refuses_what_cannot_be_copied_with_its_path(job: Job) -> None:
     job.settings.update(groups=1)
-    job.start_lighthouse()
     job.start("g0", loop="healing", register="unknown")
     assert job.wait("g0")["g0"] not in (0, -9)
     assert "tally.mean" in job.said("g0") and "object" in job.said("g0")
@@ -105,7 +110,6 @@ def test_register_refuses_what_cannot_be_copied_with_its_path(job: Job) -> None:
 @pytest.mark.parametrize("name", ["a name", "model"])
 def test_register_refuses_a_bad_name(job: Job, name: str) -> None:
     job.settings.update(groups=1)
-    job.start_lighthouse()
     job.start("g0", loop="healing", register=name)
     assert job.wait("g0")["g0"] not in (0, -9)
     assert repr(name) in job.said("g0")
@@ -113,10 +117,9 @@ def test_register_refuses_a_bad_name(job: Job, name: str) -> None:
 
 def test_statistics_of_the_forward_pass_do_not_keep_a_group_out(job: Job) -> None:
     """BatchNorm's running statistics differ between groups; the protocol keeps them out of snapshot and fingerprint."""
-    job.settings.update(outage_budget_s=4)
     job.start_healing(3, fault=KILL_G2, batch_norm=True, steps=300)
     job.return_of("g2")
-    job.await_rejoin("g2", within_s=15)
+    job.await_rejoin("g2")
     job.hurry()
     facts = job.finish()
     assert not facts.all(schema.Diverged)
@@ -162,7 +165,7 @@ def test_groups_that_start_unequal_begin_although_all_are_needed(job: Job) -> No
     """With a minimum of all groups there is none to leave out, and somebody must still take the other's state."""
     job.settings.update(minimum=2)
     job.start_healing(2, only={"g1": {"scale": 2.0}}, steps=60)
-    job.until(lambda: any(isinstance(e, schema.Committed) for e in job.events()), "the first step", 8)
+    job.until(lambda: any(isinstance(e, schema.Committed) for e in job.events()), "the first step")
     job.hurry()
     facts = job.finish()
     facts.check_healed(60, {"g0": 0, "g1": 0}, set(), ("g0", "g1"))
