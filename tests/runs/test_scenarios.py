@@ -6,6 +6,7 @@ import re
 
 import pytest
 from harness import Job, names
+from healed import PATIENT
 
 from lightkeeper.events import schema
 from lightkeeper.events.reader import seconds_between
@@ -14,14 +15,20 @@ from lightkeeper.lighthouse.changes import RECOVERIES_MAX
 LIVE = {"g0", "g1"}
 
 
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse(*PATIENT)
+
+
 def test_14_release_from_a_reduce_is_bound_by_the_lease_not_by_its_time_out(job: Job) -> None:
-    """Reduce time-out 200 s (ten budgets), lease 1 s; g2 dies after its first buckets, so the others are inside."""
+    """Reduce time-out 240 s (twelve budgets), lease 5 s; g2 dies after its first buckets, so the others are inside."""
     job.start_all(3, steps=12, fault="", only={"g2": {"behave": "kill-in-reduce:6"}})
     facts = job.finish()
     facts.check(12, LIVE, {"g2": -9})
     fault = facts.fault("kill", "reduce", "g2", 6)
     for group in sorted(LIVE):
-        assert seconds_between(fault, facts.commits(group)[7]) < 20.0, "a tenth of what the reduce itself bears"
+        assert seconds_between(fault, facts.commits(group)[7]) < 60.0, "a quarter of what the reduce itself bears"
 
 
 def test_18_a_transient_error_now_and_then_evicts_nobody(job: Job, gold) -> None:
@@ -100,7 +107,7 @@ def test_47_all_end_together_and_nobody_before_the_last_step_is_everybodys(job: 
     ends = [e for e in facts.all(schema.Finished) if e.fingerprint]
     last = max(facts.commits(group)[19].mono_ns for group in ("g0", "g2"))
     assert len(ends) == 2 and all(end.mono_ns > last for end in ends)
-    assert abs(seconds_between(ends[0], ends[-1])) < 20.0, "a tenth of what a reduce bears"
+    assert abs(seconds_between(ends[0], ends[-1])) < 60.0, "a quarter of what a reduce bears"
     for step in range(20):
         consumed = sorted(
             k for g in ("g0", "g1", "g2") if step in facts.commits(g) for k in facts.commits(g)[step].microbatches
@@ -124,6 +131,7 @@ def test_50_the_global_batch_stays(job: Job, gold) -> None:
 
 
 def test_51_survivors_compute_what_is_orphaned_and_nothing_else(job: Job) -> None:
+    job.settings["deal"] = "even"
     job.start_all(3, steps=10, microbatches=9, delay=0.05, fault="kill:g2:reduce:5")
     facts = job.finish()
     facts.check(10, LIVE, {"g2": -9})
@@ -141,16 +149,16 @@ def test_71_proxy_variables_have_no_effect(job: Job) -> None:
         name: dead for low in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy") for name in (low, low.upper())
     }
     job.settings["groups"] = 2
-    job.start_lighthouse(env=env)
+    job.start_lighthouse(*PATIENT, env=env, log="log-of-second")
     for group in ("g0", "g1"):
         job.start(group, steps=6, env=env)
     facts = job.finish()
     facts.check(6, {"g0", "g1"})
-    assert not any(re.search("proxy|not reachable", text) for text in facts.said.values())
+    assert not any(re.search(r"proxy|127\.0\.0\.1:9\b", text) for text in facts.said.values())
 
 
 def test_74_a_slow_end_hook_disturbs_nobody(job: Job) -> None:
-    job.start_all(3, steps=8, only={"g0": {"behave": "sleep-at-end:8"}})
+    job.start_all(3, steps=8, only={"g0": {"behave": "sleep-at-end:20"}})
     job.wait("g1", "g2")
     assert job.trainers["g0"].exitcode is None, "g0 was to be in its hook still"
     facts = job.finish()

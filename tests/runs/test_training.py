@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from facts import Facts
 from harness import Job
+from healed import PATIENT
 
 from lightkeeper.events import schema
 
@@ -31,6 +32,12 @@ def check_tokens(facts: Facts, survivors: set[str], steps: int = STEPS, microbat
     for step in range(steps):
         whose = {w for group in survivors for s, w, *_ in facts.traces[group].all("tally") if s == step}
         assert len(whose) == 1, f"step {step}: groups agreed on {whose}"
+
+
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse(*PATIENT)
 
 
 def test_a_group_dies_inside_the_reduce_that_a_step_starts_with(job: Job, gold) -> None:
@@ -117,7 +124,7 @@ def test_a_group_without_a_share_follows_scaler_and_tokens(job: Job, gold, count
     assert skipped == [2, 7], "the steps whose loss overflows are skipped, and the scale is halved"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "words",
     [
@@ -133,14 +140,14 @@ def test_a_group_comes_back_into_all_of_it(job: Job, gold, words: str) -> None:
     phase = "before" if "tokens" in words else "reduce"
     slow = {"delay": 0.12, "steps": steps, "microbatches": ramp}
     job.start_healing(3, fault=f"kill:g2:{phase}:{AT}", loop="training", facts=words, **slow)
-    job.until(lambda: job.trainers["g2"].exitcode is not None, "the end of g2", 90)  # three compile at one time
+    job.until(lambda: job.trainers["g2"].exitcode is not None, "the end of g2")
     job.return_of("g2")
-    job.await_rejoin("g2", within_s=90)
-    facts = job.finish(within_s=60)
+    job.await_rejoin("g2")
+    facts = job.finish()
     facts.check_healed(steps, {"g0": 0, "g1": 0, "g2": -9, "g2-again": 0}, {"g2"}, ("g0", "g1", "g2"))
     facts.fault("kill", phase, "g2", AT)
     again = facts.traces["g2-again"]
-    healed, rejoined = facts.one(schema.Healed), facts.one(schema.Rejoined)
+    healed, rejoined = facts.all(schema.Healed)[-1], facts.one(schema.Rejoined)
     assert rejoined.step >= healed.step
     if "tokens" in words:
         assert again.all("counted") and min(s for s, _ in again.all("counted")) > rejoined.step
@@ -155,7 +162,6 @@ def test_a_group_comes_back_into_all_of_it(job: Job, gold, words: str) -> None:
 def test_ranks_of_a_group_count_their_parts_and_agree_with_each_other(job: Job, gold) -> None:
     """Two groups of two ranks, and the reduce completes everywhere but at g1's second rank: all four do it anew."""
     job.settings["groups"] = 2
-    job.start_lighthouse()
     words = {"facts": "tokens sharded clip", "steps": STEPS, "dropout": 0.0}
     for group, behave in (("g0", ""), ("g1", f"fail-after-before:{AT} await:0")):
         job.start_ranks(group, 2, loop="training", behave=behave, **words)
