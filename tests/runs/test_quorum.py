@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import pytest
 from harness import Job
-from healed import PATIENT
 
 from lightkeeper.events import schema, why
 from lightkeeper.events.of_progress import Stuck
 from lightkeeper.events.verdict import incidents
 from lightkeeper.manager import exits
 
-SAVES_S = 9  # longer than the lease and the stall floor, which are longer than a busy machine lets anybody wait
-
 
 def test_the_survivor_keeps_the_last_step_once_and_nobody_hurries_it(job: Job) -> None:
     """Scenario 57 before the restart: two of three are killed, and the save takes longer than lease and stall floor."""
-    job.settings.update(groups=3, minimum=2, quorum_wait_s=1, stall_floor_s=SAVES_S - 2)
-    job.start_lighthouse("--lease-s", str(SAVES_S - 4))
-    job.start_all(3, "kill:g1:reduce:6,kill:g2:reduce:6", steps=400, delay=0.01, behave=f"keeps:{SAVES_S}")
+    job.settings.update(groups=3, minimum=2, quorum_wait_s=1, stall_floor_s=1.25)
+    job.start_all(3, "kill:g1:reduce:6,kill:g2:reduce:6", steps=400, delay=0.01, behave="keeps:2")
     facts = job.finish()
     assert facts.codes == {"g0": 1, "g1": -9, "g2": -9}, facts.said
     assert facts.one(schema.ProcessEnded, process="manager g0").exit_code == exits.GAVE_UP
@@ -44,8 +40,8 @@ def test_the_survivor_keeps_the_last_step_once_and_nobody_hurries_it(job: Job) -
 
 @pytest.mark.long
 def test_a_save_that_hangs_is_ended_at_the_deadline(job: Job) -> None:
-    job.settings.update(groups=2, minimum=2, quorum_wait_s=1, stop_deadline_s=3, evidence_s=5)
-    job.start_lighthouse(*PATIENT)
+    job.settings.update(groups=2, minimum=2, quorum_wait_s=1, stop_deadline_s=3)
+    job.start_lighthouse()
     job.launch("g0", steps=400, delay=0.01, behave="keeps:60")
     job.start("g1", "kill:g1:reduce:6", steps=400, delay=0.01)
     facts = job.finish()
@@ -59,7 +55,7 @@ def test_a_save_that_hangs_is_ended_at_the_deadline(job: Job) -> None:
 @pytest.mark.long
 def test_a_rank_that_ends_before_another_has_saved_does_not_end_the_group(job: Job) -> None:
     job.settings.update(groups=2, minimum=2, quorum_wait_s=1)
-    job.start_lighthouse(*PATIENT)
+    job.start_lighthouse()
     job.launch("g0", settings={"ranks": 2}, loop="sharded", steps=400, delay=0.01, behave="keeps:3")  # of rank 0
     job.launch("g1", "kill:g1/1:reduce:6", settings={"ranks": 2}, loop="sharded", steps=400, delay=0.01)
     facts = job.finish()
