@@ -168,7 +168,7 @@ def test_kill_and_exit_end_the_rank_there(kind: str, code: int) -> None:
 
 
 def test_kill_tree_ends_the_manager_too() -> None:
-    manager = subprocess.Popen(["sleep", "60"])
+    manager = subprocess.Popen(["sleep", "600"])
     try:
         process = struck("kill-tree", manager.pid)
         process.communicate(timeout=120)
@@ -217,7 +217,7 @@ def test_while_it_stalls_other_threads_run_and_while_it_holds_the_lock_none_does
 
 
 def test_a_manager_is_killed_alone() -> None:
-    manager = subprocess.Popen(["sleep", "60"])
+    manager = subprocess.Popen(["sleep", "600"])
     try:
         process = struck("manager-kill", manager.pid)
         out, _ = process.communicate(timeout=120)

@@ -74,7 +74,7 @@ def test_what_a_process_that_is_not_our_child_exited_with(code: int) -> None:
 
 
 def test_how_our_own_child_ended_also_before_it_is_reaped() -> None:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     try:
         assert asyncio.run(exit_of(child.pid, child.kill)) == -signal.SIGKILL
     finally:
@@ -84,7 +84,7 @@ def test_how_our_own_child_ended_also_before_it_is_reaped() -> None:
 @pytest.mark.skipif(not TELLS_EXIT, reason="as above")
 def test_how_it_ended_is_known_also_if_its_parent_reaps_it_while_we_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells it from the reaping on, /proc until the reaping: asked in this order, neither may know."""
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     descriptor = os.pidfd_open(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -115,7 +115,7 @@ def test_watching_a_process_that_is_gone_says_so() -> None:
 
 
 def test_stopped_is_seen_and_seen_to_end() -> None:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     try:
         assert not is_stopped(child.pid)
         child.send_signal(signal.SIGSTOP)
@@ -147,12 +147,12 @@ children = [subprocess.Popen([sys.executable, "-c", script, script, str(depth - 
 print("up", flush=True)
 import time
 from pathlib import Path
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def test_kill_tree_kills_all_below_and_nothing_beside() -> None:
-    beside = subprocess.Popen(["sleep", "60"])
+    beside = subprocess.Popen(["sleep", "600"])
     root = subprocess.Popen([sys.executable, "-c", TREE, TREE, "2"], stdout=subprocess.DEVNULL)
     try:
         eventually(lambda: len(psutil.Process(root.pid).children(recursive=True)) == 6, "the tree has not grown")
@@ -169,7 +169,7 @@ def test_kill_tree_kills_all_below_and_nothing_beside() -> None:
 
 
 def test_kill_tree_of_a_stopped_process_and_of_none() -> None:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     child.send_signal(signal.SIGSTOP)
     assert kill_tree(child.pid) == [child.pid]
     assert child.wait(timeout=BOUND_S) == -signal.SIGKILL
@@ -207,12 +207,10 @@ def test_a_process_tied_to_its_parent_may_end_in_good_order(tmp_path: Path) -> N
 
 
 def test_what_a_process_does_is_said_in_a_word() -> None:
-    sleeping = subprocess.Popen(["sleep", "60"])
+    sleeping = subprocess.Popen(["sleep", "600"])
     try:
-        until = time.monotonic() + 10
-        while state_of(sleeping.pid) != "sleeping" and time.monotonic() < until:
-            time.sleep(0.01)
-        assert state_of(sleeping.pid) == "sleeping" and state_of(os.getpid()) == "running"
+        eventually(lambda: state_of(sleeping.pid) == "sleeping", "it does not sleep")
+        assert state_of(os.getpid()) == "running"
         sleeping.send_signal(signal.SIGSTOP)
         os.waitpid(sleeping.pid, os.WUNTRACED)
         assert state_of(sleeping.pid) == "stopped"
