@@ -150,8 +150,6 @@ def test_a_daemon_that_left_its_parents_is_ended_with_what_started_it(
 def test_a_host_that_is_frozen_when_the_next_supervisor_comes_is_replaced(
     make: Callable[[Path], Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "HOST_S_MAX", 3.0)
-
     async def first() -> tuple[int, int]:
         cluster = make(tmp_path)
         await cluster.open(lambda _: None)
@@ -168,7 +166,9 @@ def test_a_host_that_is_frozen_when_the_next_supervisor_comes_is_replaced(
             await until(lambda: gone(started))
             await start(cluster, tmp_path, SLEEPS, "g1")
 
-    asyncio.run(second(*asyncio.run(first())))
+    frozen = asyncio.run(first())
+    monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "HOST_S_MAX", 8.0)  # in which the next comes up
+    asyncio.run(second(*frozen))
 
 
 def test_one_name_stands_for_one_process_and_what_cannot_start_is_said(
@@ -214,13 +214,13 @@ def test_a_node_that_does_not_answer_is_lost(
     make: Callable[[Path], Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "BEAT_S", 0.1)
-    monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "HOST_S_MAX", 2.0)
 
     async def run() -> None:
         async with opened(make, tmp_path) as (cluster, heard, _):
             await start(cluster, tmp_path, SLEEPS)
             pid = psutil.Process(cluster.pid_of("n0")).children()[0].pid
             os.kill(cluster.pid_of("n0"), signal.SIGSTOP)
+            monkeypatch.setattr(lightkeeper.supervisor.clusters.local, "HOST_S_MAX", 5.0)  # once all are there
             lost = await heard.wait_for(NodeLost)
             assert isinstance(lost, NodeLost) and lost.node == "n0"
             await until(lambda: gone(pid))
@@ -284,7 +284,7 @@ def test_a_node_is_drained_and_taken_back(make: Callable[[Path], Local], tmp_pat
 
 def test_without_a_supervisor_all_ends_in_time(make: Callable[..., Local], tmp_path: Path) -> None:
     async def run() -> int:
-        cluster = make(tmp_path, 1.0)
+        cluster = make(tmp_path, 8.0)  # for what is started before it is left
         await cluster.open(lambda _: None)
         await start(cluster, tmp_path, SLEEPS)
         pid = psutil.Process(cluster.pid_of("n0")).children()[0].pid

@@ -76,7 +76,7 @@ def test_a_handler_that_python_does_not_know_of_is_left_alone(
 def test_only_the_main_thread_takes_signals() -> None:
     thread = threading.Thread(target=lambda: LeaveSignal(_ignored).end())
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert {signal.getsignal(number) for number in ASKS} == {signal.SIG_DFL}
 
 
@@ -96,7 +96,7 @@ def test_notice_to_a_forked_child_is_not_the_ranks_and_does_not_end_it() -> None
     heard = fork.Event()
     child = fork.Process(target=_notice_in_child, args=(heard,))
     child.start()
-    child.join(20)
+    child.join(60)
     assert child.exitcode == 0 and heard.is_set() and not asked
     taken.end()
 
@@ -116,7 +116,7 @@ def test_ignored_it_is_taken_only_from_a_launcher_and_ignored_again_after_the_ru
 def _worker(ready: object) -> None:
     processes.heed_parent_alone()
     ready.set()  # type: ignore[attr-defined]
-    threading.Event().wait(60)
+    threading.Event().wait(300)
 
 
 def test_a_child_heeds_its_parent_alone() -> None:
@@ -124,14 +124,14 @@ def test_a_child_heeds_its_parent_alone() -> None:
     ready = fork.Event()
     child = fork.Process(target=_worker, args=(ready,))
     child.start()
-    assert ready.wait(10) and child.pid is not None
+    assert ready.wait(60) and child.pid is not None
     stranger = fork.Process(target=os.kill, args=(child.pid, signal.SIGTERM))
     stranger.start()
-    stranger.join(10)
+    stranger.join(60)
     child.join(0.3)
     assert stranger.exitcode == 0 and child.is_alive()
     child.terminate()
-    child.join(10)
+    child.join(60)
     assert child.exitcode == -signal.SIGTERM
 
 
@@ -165,7 +165,7 @@ def watched(
     async def run() -> None:
         there = asyncio.Event()
         watch_notice(path, lambda found: (noticed.append(found), there.set()), said.append)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await there.wait()
 
     monkeypatch.setattr(notice.time, "sleep", pause)

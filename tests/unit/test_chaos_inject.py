@@ -79,7 +79,7 @@ def test_a_frozen_rank_is_thawed(tmp_path: Path, rank: subprocess.Popen[str]) ->
     assert is_stopped(rank.pid)
     ACTS["freeze"].mend(struck)
     written = len(read_run(tmp_path).events)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while len(read_run(tmp_path).events) == written:
         assert time.monotonic() < until, "it does not go on"
 

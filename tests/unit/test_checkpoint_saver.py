@@ -47,12 +47,12 @@ class World:
     def save(self, step: int) -> Entry:
         """Begins to, and waits until that is written."""
         name = self.begin(step)
-        assert self.saver.wait(time.monotonic() + 30, written=True)
+        assert self.saver.wait(time.monotonic() + 120, written=True)
         return name
 
     def ended(self) -> Outcome:
         """What became of the one under way."""
-        assert self.saver.wait(time.monotonic() + 30)
+        assert self.saver.wait(time.monotonic() + 120)
         (outcome,) = self.saver.outcomes()
         return outcome
 
@@ -167,9 +167,9 @@ class TwoRanks:
 
     def all(self, mine: Any) -> list[Any]:
         self._said[self.rank] = mine
-        self._meet.wait(30)
+        self._meet.wait(120)
         said = list(self._said)
-        self._meet.wait(30)
+        self._meet.wait(120)
         return said
 
 
@@ -214,7 +214,7 @@ def test_a_rank_that_is_a_save_behind_gives_it_up_and_what_counts_is_of_one_stat
     ahead, behind = (World(tmp_path, ranks=TwoRanks(rank, said, meet)) for rank in range(2))
     behind.begin(3)
     ahead.saver.final(ahead.begin(4), "the next step was reduced")
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not (given_up := behind.saver.outcomes()):
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -30,7 +30,7 @@ NOTIFY = [sys.executable, "-m", "lightkeeper", "notify"]
 def notify(tmp_path: Path, *words: str, options: tuple[str, ...] = (), **given: object) -> subprocess.CompletedProcess:
     command = [*NOTIFY, "--log", str(tmp_path / "log"), *options, "--", *words]
     given.setdefault("cwd", tmp_path)
-    return subprocess.run(command, capture_output=True, timeout=60, **given)  # type: ignore[call-overload]
+    return subprocess.run(command, capture_output=True, timeout=120, **given)  # type: ignore[call-overload]
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_a_bug_of_ours_changes_no_exit_code(tmp_path: Path, monkeypatch: pytest.
         "import sys; from lightkeeper.cli import notify; notify._message = None; "
         f"sys.exit(notify.main(['--log', {str(tmp_path / 'log')!r}, '--', 'sh', '-c', 'exit 7'], {{'PATH': '/bin'}}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
     assert done.returncode == 7 and b"TypeError" in done.stderr
 
 
@@ -160,7 +160,7 @@ def test_signals_are_handed_on_once(tmp_path: Path, number: signal.Signals, whom
     process = start(tmp_path, *python(code), start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
     (os.killpg if whom == "all" else os.kill)(process.pid, number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 11
     assert ended(tmp_path)["asked"] == [int(number)]
 
@@ -169,7 +169,7 @@ def test_a_signal_nobody_handles_ends_the_command_and_is_told(tmp_path: Path) ->
     process = start(tmp_path, "sh", "-c", "echo ready; exec sleep 100")
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 143
     assert b"was killed by SIGTERM" in said and b"after it was asked to end" in said
 
@@ -180,17 +180,17 @@ def test_the_command_does_not_outlive_it(tmp_path: Path) -> None:
     child = int(process.stdout.readline())
     watch = os.pidfd_open(child)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     import select
 
-    assert select.select([watch], [], [], 20)[0], "it has ended"
+    assert select.select([watch], [], [], 60)[0], "it has ended"
     os.close(watch)
 
 
 def test_one_file_for_both_streams_keeps_their_order(tmp_path: Path) -> None:
     code = "import os\nfor i in range(300): os.write(1 + i % 2, b'%d\\n' % i)"
     command = [*NOTIFY, "--log", str(tmp_path / "log"), "--", *python(code)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
     expected = b"".join(b"%d\n" % i for i in range(300))
     assert done.stdout == expected == (kept(tmp_path) / "output.log").read_bytes()
 
@@ -201,7 +201,7 @@ def test_a_terminal_stays_one(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*NOTIFY, "--log", str(tmp_path / "log"), "--", *python(code)], stdout=subprocess.PIPE, stderr=theirs
     )
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     os.close(theirs)
     os.close(ours)
     assert (process.returncode, out) == (0, b"False True 0\n")
@@ -211,7 +211,7 @@ def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
     process = start(tmp_path, "yes")
     assert process.stdout is not None and process.stdout.readline() == b"y\n"
     process.stdout.close()
-    assert process.wait(30) == 128 + signal.SIGPIPE
+    assert process.wait(120) == 128 + signal.SIGPIPE
     assert process.stderr is not None
     process.stderr.close()
 

@@ -71,7 +71,7 @@ def fake_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
     monkeypatch.setenv("LIGHTKEEPER_STRAY", "1")
     monkeypatch.chdir(tmp_path / "fake")
-    monkeypatch.setattr(job_module, "ASKED_S_MAX", 0.5)
+    monkeypatch.setattr(job_module, "ASKED_S_MAX", 4.0)  # who is asked to end and does not is killed
     monkeypatch.setattr(runner, "GONE_S_MAX", 0.1)
 
 
@@ -117,11 +117,11 @@ def test_a_lighthouse_that_does_not_come_up_is_told(tmp_path: Path, monkeypatch:
 
 @pytest.mark.usefixtures("fake_commands")
 def test_silence_gives_the_run_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "STARTING_S_MAX", 4.0)  # by then g0 has ended
+    monkeypatch.setattr(runner, "STARTING_S_MAX", 10.0)  # by then g0 has ended
     options = DemoOptions(groups=2, steps=STEPS, microbatches=6)
     out = runner.train(options, tmp_path / "run", "", "without fault", io.StringIO())
     why = "g1 had not finished starting (it imports torch): is the machine busy?"
-    assert out.trouble == f"nothing went on for 4 s at step 0: {why}"
+    assert out.trouble == f"nothing went on for 10 s at step 0: {why}"
 
 
 @pytest.mark.usefixtures("fake_commands")

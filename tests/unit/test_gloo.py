@@ -34,7 +34,7 @@ def test_every_member_gets_the_same_bits(size, dtype):
         total = sum(t.double() for t in tensors)
         reductions = [group.all_reduce(tensor) for group, tensor in zip(groups, tensors, strict=True)]
         for reduction in reductions:
-            reduction.wait(10.0)
+            reduction.wait(60.0)
             assert reduction.done()
         assert all(torch.equal(tensors[0], tensor) for tensor in tensors)
         torch.testing.assert_close(tensors[0].double(), total, rtol=0.05, atol=0.1)
@@ -72,7 +72,7 @@ def test_abort_ends_a_pending_reduce_and_every_later_one():
         assert not reduction.done()
         groups[0].abort("peer is frozen")
         with pytest.raises(GroupFailed, match="peer is frozen") as failed:
-            reduction.wait(10.0)
+            reduction.wait(60.0)
         assert (failed.value.local, failed.value.suspects, failed.value.aborted) == (False, (), "peer is frozen")
         assert reduction.done()
         with pytest.raises(GroupFailed, match="peer is frozen"):
@@ -89,7 +89,7 @@ def test_abort_ends_a_reduce_also_where_gloo_never_raises(monkeypatch):
         with pytest.raises(GroupFailed, match="epoch 2 is being prepared"):
             reduction.wait(60.0)
         assert not reduction.done(), "who waits must give its buffer up"
-        groups[1].all_reduce(torch.zeros(1000)).wait(10.0)  # let both end, so that the groups can be torn down
+        groups[1].all_reduce(torch.zeros(1000)).wait(60.0)  # let both end, so that the groups can be torn down
 
 
 def test_wait_is_bounded_and_may_be_repeated():
@@ -98,8 +98,8 @@ def test_wait_is_bounded_and_may_be_repeated():
         with pytest.raises(GroupFailed, match=r"unfinished after 0\.0 s") as failed:
             reduction.wait(0.01)
         assert not failed.value.local and failed.value.aborted is None
-        groups[1].all_reduce(torch.ones(10)).wait(10.0)
-        reduction.wait(10.0)
+        groups[1].all_reduce(torch.ones(10)).wait(60.0)
+        reduction.wait(60.0)
 
 
 def test_a_misuse_is_a_local_error():
@@ -107,7 +107,7 @@ def test_a_misuse_is_a_local_error():
         reductions = [group.all_reduce(torch.zeros(3, dtype=torch.int16)) for group in groups]
         for reduction in reductions:
             with pytest.raises(GroupFailed, match="Invalid scalar type") as failed:
-                reduction.wait(10.0)
+                reduction.wait(60.0)
             assert failed.value.local and not failed.value.suspects
 
 
@@ -212,7 +212,7 @@ def test_200_groups_leave_no_descriptor_and_no_thread_behind():
                 reduction = groups[0].all_reduce(torch.zeros(10))
                 groups[0].abort("no more")
                 with pytest.raises(GroupFailed):
-                    reduction.wait(10.0)
+                    reduction.wait(60.0)
     assert eventually(lambda: open_descriptors() <= before and not teardowns())
 
 
@@ -285,7 +285,7 @@ stuck = start_build("gloo", LocalKeys(), 0, 2, 60.0, "b")
 groups[1].abort("over")
 print("end")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
@@ -305,7 +305,7 @@ build = start_build("gloo", Keys(), 0, 2, 60.0, "a")
 called.wait()
 print("end")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 

@@ -318,21 +318,21 @@ def test_processes_that_stand_are_told_and_those_of_another_run_are_not(tmp_path
     runs = [tmp_path / "stands", tmp_path / "goes"]
 
     def watching() -> None:
-        ended.append([alert.what for _, _, alert in watch(runs, 5.0, tell, interval_s=0.1) if alert is not None])
+        ended.append([alert.what for _, _, alert in watch(runs, 10.0, tell, interval_s=0.1) if alert is not None])
 
     watcher = threading.Thread(target=watching, daemon=True)
     standing.send_signal(signal.SIGSTOP)
     watcher.start()
     with arrived:
-        assert arrived.wait_for(lambda: told, 60)
+        assert arrived.wait_for(lambda: told, 120)
         assert (told[0].what, told[0].job) == ("stalled", "stands")
     standing.send_signal(signal.SIGCONT)
     with arrived:
-        assert arrived.wait_for(lambda: len(told) > 1, 60)
+        assert arrived.wait_for(lambda: len(told) > 1, 120)
     end.touch()
     for process in (standing, going):
-        process.communicate(timeout=60)
-    watcher.join(60)
+        process.communicate(timeout=120)
+    watcher.join(120)
     assert ended == [["finished", "finished"]]
     of = {job: [one.what for one in told if one.job == job] for job in ("stands", "goes")}
     assert of == {"stands": ["stalled", "goes_on", "finished"], "goes": ["finished"]}
@@ -406,7 +406,7 @@ def test_a_lighthouse_that_does_not_answer_is_said_and_no_error(
     log = EventLog(tmp_path / "a", "rank g0/0")
     log.write(Committed(step=1, epoch=1))
     words = ["watch", "--once", "--stalled-after", "1", "--lighthouse", "127.0.0.1:1", str(tmp_path / "a")]
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while run(words) == 0 and time.monotonic() < until_s:
         capsys.readouterr()
     assert "no lighthouse answers" in capsys.readouterr().out
