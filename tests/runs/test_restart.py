@@ -13,6 +13,7 @@ import psutil
 import pytest
 from facts import Facts
 from harness import Job
+from healed import PATIENT
 
 from lightkeeper.events import schema
 from lightkeeper.manager.ranks import RankProcesses, open_rendezvous
@@ -41,6 +42,7 @@ def of_the_second_start(facts: Facts, group: str, pid: int) -> Facts:
 @pytest.mark.parametrize(("kind", "code"), [("kill", 137), ("freeze", 104)])
 def test_a_lost_group_comes_back_by_itself(job: Job, gold, kind: str, code: int) -> None:
     job.settings["groups"] = 3
+    job.start_lighthouse(*PATIENT)
     job.start_healing(2, steps=STEPS)
     job.launch("g2", f"{kind}:g2:reduce:{AT}", env=restarts(2), **job.heal_options)
     back = job.wait_for(schema.Rejoined, 240, group="g2")
@@ -64,6 +66,7 @@ WAITS = re.compile(r"torch is imported and waits \(pid (\d+)\)")
 @pytest.mark.timeout(420)
 def test_a_lost_group_computes_again_in_a_process_that_waited(job: Job) -> None:
     job.settings["groups"] = 2
+    job.start_lighthouse(*PATIENT)
     job.start_healing(1, steps=STEPS)
     launcher = job.launch("g1", env=restarts(2), **job.heal_options)
     first = job.wait_for(schema.Committed, 120, group="g1")
@@ -84,7 +87,7 @@ def test_a_lost_group_computes_again_in_a_process_that_waited(job: Job) -> None:
 
 
 def test_no_process_waits_where_none_is_wanted(job: Job) -> None:
-    job.start_lighthouse()
+    job.start_lighthouse(*PATIENT)
     launcher = job.launch("g0", steps=STEPS, delay=0.02, env={**restarts(2), "LIGHTKEEPER_WARM": "0"})
     job.wait_for(schema.Committed, 120, group="g0", step=300)  # longer than it takes to start one
     below = psutil.Process(launcher.pid).children(recursive=True)
@@ -217,9 +220,10 @@ def test_nothing_is_left_of_a_second_start_whose_launcher_is_killed(job: Job, tm
         "print('pid', os.getpid(), flush=True)\ntime.sleep(600)\n"
     )
     launcher = job.start_command("g0", [script(job, text)], env=restarts(1))
-    job.until(lambda: "pid " in job.said("g0"), "the second start runs")
-    rank = int(job.said("g0").split("pid ")[-1].split()[0])
+    printed = re.compile(r"^pid (\d+)$", re.MULTILINE)
+    job.until(lambda: printed.search(job.said("g0")) is not None, "the second start runs")
+    rank = int(printed.findall(job.said("g0"))[-1])
     assert psutil.Process(rank).ppid() == launcher.pid
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    job.until(lambda: not job.left_over(), "nothing is left", 30)
+    job.until(lambda: not job.left_over(), "nothing is left")
