@@ -6,6 +6,7 @@ import time
 
 import pytest
 from harness import TOKEN, Job, port_below_ephemeral
+from healed import PATIENT
 
 from lightkeeper.events import schema
 
@@ -26,7 +27,7 @@ STEPS = 6
 )
 def test_a_group_that_differs_is_refused_by_name(job: Job, options: dict, words: tuple[str, ...]) -> None:
     job.settings["groups"] = 2
-    job.start_lighthouse()
+    job.start_lighthouse(*PATIENT)
     job.start("g0", steps=STEPS)
     job.wait_for(schema.Joined, group="g0")
     job.start("g1", **{"steps": STEPS, **options})
@@ -44,7 +45,7 @@ def test_a_group_that_differs_is_refused_by_name(job: Job, options: dict, words:
 
 def test_other_bucket_sizes_are_refused(job: Job) -> None:
     job.settings["groups"] = 2
-    job.start_lighthouse()
+    job.start_lighthouse(*PATIENT)
     job.start("g0", steps=STEPS)
     job.wait_for(schema.Joined, group="g0")
     job.start("g1", steps=STEPS, settings={"bucket_mb": 2})
@@ -53,8 +54,9 @@ def test_other_bucket_sizes_are_refused(job: Job) -> None:
 
 
 def test_two_processes_claim_one_group(job: Job) -> None:
-    job.start_healing(2)
-    job.wait_for(schema.Committed, 60, group="g1", step=2)
+    job.start_lighthouse(*PATIENT)
+    job.start_healing(2, delay=0.25)  # until who comes was seen
+    job.wait_for(schema.Committed, group="g1", step=2)
     job.start("g1", **job.heal_options)
     codes = job.wait("g1-again")
     job.hurry()
@@ -68,7 +70,7 @@ def test_two_processes_claim_one_group(job: Job) -> None:
 
 def test_two_processes_claim_one_group_before_the_start(job: Job) -> None:
     job.settings["groups"] = 2
-    job.start_lighthouse()
+    job.start_lighthouse(*PATIENT)
     job.start("g0", steps=STEPS)
     job.wait_for(schema.Joined, group="g0")
     job.start("g0", steps=STEPS)
@@ -80,10 +82,11 @@ def test_two_processes_claim_one_group_before_the_start(job: Job) -> None:
 
 
 def test_a_group_too_many(job: Job) -> None:
-    job.start_healing(2)
-    job.wait_for(schema.Committed, 60, group="g1", step=2)
+    job.start_lighthouse(*PATIENT)
+    job.start_healing(2, delay=0.25)  # until who comes was seen
+    job.wait_for(schema.Committed, group="g1", step=2)
     job.start("g7", **job.heal_options)
-    assert job.wait_for(schema.Parked, 60).group == "g7"
+    assert job.wait_for(schema.Parked).group == "g7"
     job.hurry()
     facts = job.finish()
     assert facts.codes == {"g0": 0, "g1": 0, "g7": 0} and not facts.lost
@@ -93,7 +96,7 @@ def test_a_group_too_many(job: Job) -> None:
 @pytest.mark.parametrize("token", ["wrong", ""])
 def test_a_wrong_or_missing_token(job: Job, token: str) -> None:
     job.settings["groups"] = 2
-    job.start_lighthouse()
+    job.start_lighthouse(*PATIENT)
     job.start("g0", steps=STEPS)
     job.wait_for(schema.Joined, group="g0")
     job.start("g1", steps=STEPS, settings={"token": token})
@@ -115,7 +118,7 @@ def test_no_lighthouse(job: Job) -> None:
     job.lighthouse = f"127.0.0.1:{port_below_ephemeral()}"
     began = time.monotonic()
     job.start("g0", steps=STEPS, settings={"outage_budget_s": 2})
-    job.until(lambda: "trying again" in job.said("g0"), "it says so", 60)
+    job.until(lambda: "trying again" in job.said("g0"), "it says so")
     assert job.lighthouse in job.said("g0")
     assert job.wait("g0")["g0"] not in (0, None)
     assert time.monotonic() - began >= 2.0, "it has tried for as long as the budget"
@@ -129,8 +132,8 @@ def test_the_lighthouse_comes_later(job: Job) -> None:
     job.settings.update(groups=2, outage_budget_s=60)  # the lighthouse may take a while to start
     for group in ("g0", "g1"):
         job.start(group, steps=STEPS)
-    job.until(lambda: all("trying again" in job.said(g) for g in ("g0", "g1")), "both say so", 60)
-    job.start_lighthouse(port=port)
+    job.until(lambda: all("trying again" in job.said(g) for g in ("g0", "g1")), "both say so")
+    job.start_lighthouse(*PATIENT, port=port)
     facts = job.finish()
     facts.check(STEPS, {"g0", "g1"})
     assert all("is back" in text for text in facts.said.values())
@@ -138,7 +141,7 @@ def test_the_lighthouse_comes_later(job: Job) -> None:
 
 @pytest.mark.parametrize("where", ["file", "missing"])
 def test_a_run_folder_that_cannot_be_written(job: Job, where: str) -> None:
-    job.start_lighthouse()
+    job.start_lighthouse(*PATIENT)
     path = job.folder / "taken"
     path.write_text("a file, not a folder")
     job.start("g0", steps=STEPS, settings={"run_folder": path if where == "file" else "/proc/no/such"})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from facts import Gold
 from harness import Job
+from healed import PATIENT
 
 from lightkeeper.events import schema
 from lightkeeper.events.pretty import summary_lines
@@ -14,6 +15,12 @@ from lightkeeper.events.summary import samples_exactly_once
 
 STEPS, AT = 128, 48  # slow ones: g0 has until `AT` to come back for the first time, and as long again after it
 RAMP = [6, 4, 6, 8]
+
+
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse(*PATIENT)
 
 
 @pytest.fixture
@@ -35,9 +42,9 @@ def test_the_furthest_checkpoint_begins_the_run_and_all_go_on_by_its_count(job: 
     numbers of microbatches, data, dropout and learning rate all go by the index in the whole run.
     """
     job.variables["LIGHTKEEPER_REDUCTION"] = "fold"
-    resume(job, {"g0": 5, "g1": 7}, f"kill:g0:reduce:{AT}", delay=0.05)
-    job.wait_for(schema.Rejoined, 60, group="g0", pid=job.trainers["g0"].pid)
-    job.wait_for(schema.FaultInjected, 60)
+    resume(job, {"g0": 5, "g1": 7}, f"kill:g0:reduce:{AT}", delay=0.12)
+    job.wait_for(schema.Rejoined, group="g0", pid=job.trainers["g0"].pid)
+    job.wait_for(schema.FaultInjected)
     job.return_of("g0", resume=str(job.folder.parent / "after-7.pt"))
     job.await_rejoin("g0")
     facts = job.finish()

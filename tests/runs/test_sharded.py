@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from harness import Job
+from healed import PATIENT
 from sharded_facts import check, near, replayed
 
 from lightkeeper.events import schema
@@ -16,10 +17,15 @@ PARTS = {"fsdp": 2, "tp": 1, "hsdp": 4, "fsdp-tp": 2, "ddp": 2}
 RANKS = {"fsdp": 2, "tp": 2, "hsdp": 4, "fsdp-tp": 4, "ddp": 2}
 
 
+@pytest.fixture(autouse=True)
+def patient(job: Job) -> None:
+    """A lease that nobody overruns because the machine is busy: here nobody is to be found by silence."""
+    job.start_lighthouse(*PATIENT)
+
+
 def start(job: Job, count: int, layout: str, fault: str = "", **options: Any) -> dict[str, Any]:
-    """A lighthouse and groups alike; slow steps until the test hurries them."""
+    """Groups alike; slow steps until the test hurries them."""
     job.settings["groups"] = count
-    job.start_lighthouse()
     given = {"layout": layout, "hurry": str(job.folder / "hurry"), "delay": 0.12, **options}
     for i in range(count):
         job.start_ranks(f"g{i}", RANKS[layout], fault, **given)
@@ -34,7 +40,7 @@ def killed_and_healed(job: Job, gold, layout: str, victim: int, **options: Any) 
     job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1")
     job.start_ranks("g1", ranks, **given)
     for rank in range(ranks):
-        job.wait_for(schema.Rejoined, 90, group="g1", rank=rank)
+        job.wait_for(schema.Rejoined, group="g1", rank=rank)
     job.hurry()
     facts = job.finish()
     check(facts, given["steps"], ranks, {"g0", "g1-again"})
@@ -62,7 +68,6 @@ def test_two_groups_of_two(job: Job, gold, layout: str, victim: int) -> None:
 def test_ranks_recover_together_though_one_of_them_cannot_take_the_epoch_up(job: Job, gold) -> None:
     """Rank 0 could go on and would compute what it inherits, while rank 1 waits for the next epoch."""
     job.settings["groups"] = 2
-    job.start_lighthouse()
     job.start_ranks("g0", steps=12, behave=f"fail-take:{AT}", rank=1)
     job.start_ranks("g1", fault=f"kill:g1/1:compute:{AT}", steps=12)
     facts = job.finish()
@@ -76,7 +81,6 @@ def test_ranks_recover_together_though_one_of_them_cannot_take_the_epoch_up(job:
 
 def test_a_group_spread_in_another_way_is_refused_by_name(job: Job) -> None:
     job.settings["groups"] = 2
-    job.start_lighthouse()
     job.start_ranks("g0", steps=4)
     job.wait_for(schema.Joined, group="g0")
     job.start_ranks("g1", steps=4, layout="tp")
@@ -95,7 +99,6 @@ def one_rank_dies(job: Job, kind: str, phase: str, **options: Any):
     """One rank of g1 is struck; its other rank does not outlive it, and g0 goes on. Returns the facts."""
     steps = 10
     job.settings["groups"] = 2
-    job.start_lighthouse()
     for group in ("g0", "g1"):
         job.start_ranks(group, fault=f"{kind}:g1/1:{phase}:{AT}", steps=steps, **options)
     facts = job.finish()
@@ -154,7 +157,7 @@ def test_a_joiners_ranks_take_a_fresh_copy_together_though_one_of_them_has_the_n
     job.until(lambda: job.launchers["g1"].poll() is not None, "the end of g1")
     job.start_ranks("g1", **given, behave=f"lose-entry:{AT}", rank=1)  # the first that it needs
     for rank in (0, 1):
-        job.wait_for(schema.Rejoined, 90, group="g1", rank=rank)
+        job.wait_for(schema.Rejoined, group="g1", rank=rank)
     job.hurry()
     facts = job.finish()
     check(facts, 40, 2, {"g0", "g1-again"})
@@ -170,7 +173,6 @@ def test_a_joiners_ranks_take_a_fresh_copy_together_though_one_of_them_has_the_n
 def test_a_spare_applies_what_it_never_computed_and_takes_over(job: Job, gold, layout: str) -> None:
     """Its optimizer is given gradients of a kind that no backward pass here has shown yet."""
     job.settings.update(groups=3, spares=1)
-    job.start_lighthouse()
     for group in ("g0", "g1", "g2"):
         job.start_ranks(group, fault=f"kill:g0/1:reduce:{AT}", steps=12, layout=layout, clip=0)
     facts = job.finish()
@@ -188,7 +190,6 @@ def test_a_spare_applies_what_it_never_computed_and_takes_over(job: Job, gold, l
 def test_a_rank_dies_while_the_ranks_of_the_others_recover(job: Job, gold, second: str, rank: int) -> None:
     """Ranks of one group may be told of different epochs; they compute what they inherit in one of them, together."""
     job.settings["groups"] = 3
-    job.start_lighthouse()
     for group in ("g0", "g1", "g2"):
         job.start_ranks(group, fault=f"kill:g1/1:reduce:{AT},kill:g2/{rank}:{second}:{AT}", steps=10)
     facts = job.finish()

@@ -11,6 +11,7 @@ import grpc
 import psutil
 import pytest
 from harness import TOKEN, Job, names
+from healed import PATIENT
 
 from lightkeeper.events import schema
 from lightkeeper.events.reader import read_run
@@ -23,10 +24,11 @@ RSS_MB_MORE = 15  # what an allocator may keep; a leak of a connection's state i
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_12_a_job_whose_half_dies_again_and_again_does_not_touch_the_other(job: Job) -> None:
     """Two jobs with the same group names; the lighthouse dies once as well."""
     job.settings.update(groups=2, job="a", deal="even")
-    job.start_lighthouse()
+    job.start_lighthouse(*PATIENT)
     steps = 240
     job.heal_options = {
         "loop": "healing", "warm_up": 12, "delay": 0.1, "steps": steps, "hurry": str(job.folder / "hurry"),
@@ -41,15 +43,15 @@ def test_12_a_job_whose_half_dies_again_and_again_does_not_touch_the_other(job: 
     for turn in range(3):
         job.return_of("g1")
         pid = [process.pid for name, process in job.trainers.items() if name.startswith("g1")][-1]
-        job.wait_for(schema.Rejoined, 40, group="g1", pid=pid)
+        job.wait_for(schema.Rejoined, group="g1", pid=pid)
         if turn == 1:
             port = job.kill_lighthouse()
-            job.start_lighthouse(port=port)
+            job.start_lighthouse(*PATIENT, port=port)
             job.until(lambda: "is back" in job.said("g0"), "g0 has found it again")
         if turn < 2:
             os.kill(pid or 0, signal.SIGKILL)
     job.hurry()
-    facts = job.finish(120)
+    facts = job.finish(300)
     assert facts.codes["g0"] == facts.codes["b-g0"] == facts.codes["b-g1"] == 0
     assert len(facts.all(schema.GroupLost, job="a")) == 3 and not facts.all(schema.GroupLost, job="b")
     undisturbed = read_run(job.folder / "b").events
@@ -62,7 +64,7 @@ def test_13_whoever_else_connects_disturbs_nobody_and_leaves_nothing(job: Job) -
     """Garbage, cut-off and oversized messages, wrong tokens and half-open connections, while a job trains."""
     steps = 120
     job.settings["deal"] = "even"  # other shares would be another epoch
-    job.start_lighthouse("--lease-s", "5")  # what floods it may hold it up for a while
+    job.start_lighthouse(*PATIENT)  # what floods it may hold it up for a while
     job.start_all(2, steps=steps, delay=0.03)
     job.wait_for(schema.Committed, group="g0", step=3)
     host, _, port = job.lighthouse.rpartition(":")
@@ -120,10 +122,12 @@ def flood(where: tuple[str, int], address: str) -> dict[str, int]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_7_groups_that_come_and_go_for_a_minute_write_one_history(job: Job) -> None:
     """Four groups, minimum 2, heals slowed to seconds, kills at random places: one membership commits each step."""
     job.settings.update(minimum=2)
     steps_all = 1600
+    job.start_lighthouse(*PATIENT)
     job.start_healing(4, delay=0.1, steps=steps_all, behave="slow-sending:300")
     job.wait_for(schema.Committed, group="g0", step=5)
     since, kills = time.monotonic(), 0
@@ -134,12 +138,12 @@ def test_7_groups_that_come_and_go_for_a_minute_write_one_history(job: Job) -> N
         os.kill(process.pid or 0, signal.SIGKILL)
         kills += 1
         if kills % 4 == 2:
-            job.start_lighthouse(port=job.kill_lighthouse())
+            job.start_lighthouse(*PATIENT, port=job.kill_lighthouse())
         job.return_of(group, behave="slow-sending:300")
         pid = [p.pid for n, p in job.trainers.items() if n.split("-")[0] == group][-1]
-        job.wait_for(schema.Rejoined, 60, group=group, pid=pid)
+        job.wait_for(schema.Rejoined, group=group, pid=pid)
     job.hurry()
-    facts = job.finish(120)
+    facts = job.finish(300)
     assert one_lineage(facts.events).holds
     assert set(facts.members[-1]) == set(names(4)), facts.members[-1]
     ended = [name for name, code in facts.codes.items() if code == 0]
