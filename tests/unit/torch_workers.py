@@ -54,7 +54,7 @@ class FolderKeys:
 def local_groups(size: int) -> Iterator[list[EpochGroup]]:
     """A gloo group whose members are all in this process, for threads."""
     keys = LocalKeys()
-    builds = [start_build("gloo", keys.handle(), i, size, 20.0, f"test slot {i}") for i in range(size)]
+    builds = [start_build("gloo", keys.handle(), i, size, 60.0, f"test slot {i}") for i in range(size)]
     groups = [build.wait() for build in builds]
     try:
         yield groups
