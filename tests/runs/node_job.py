@@ -87,12 +87,12 @@ class NodeJob(Job):
 
     def await_step(self, group: str, rank: int, step: int) -> None:
         """Returns once the rank has committed it."""
-        self.until(lambda: len(self.traced(group, rank)) > step, f"step {step} of {group}'s rank {rank}", 60)
+        self.until(lambda: len(self.traced(group, rank)) > step, f"step {step} of {group}'s rank {rank}")
 
     def pid_of(self, group: str, rank: int) -> int:
         """The rank's process."""
         return int(self.traced(group, rank, "registered")[-1]["pid"])
 
-    def lost(self, group: str, within_s: float = 15.0) -> schema.GroupLost:
+    def lost(self, group: str) -> schema.GroupLost:
         """How the lighthouse says that the group was lost."""
-        return self.wait_for(schema.GroupLost, within_s, group=group)
+        return self.wait_for(schema.GroupLost, group=group)

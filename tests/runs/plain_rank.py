@@ -25,8 +25,9 @@ class PlainRank:
     """One rank.
 
     Args:
-        options: ``trace`` (a file; the rank is appended), ``steps``, ``delay``, ``child``, ``saves`` (seconds that the
-            last rank takes to save the last committed step, where the group is to keep it).
+        options: ``trace`` (a file; the rank is appended), ``steps``, ``delay``, ``hurry`` (a file that ends delays),
+            ``child``, ``saves`` (seconds that the last rank takes to save the last committed step, where the group is
+            to keep it).
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -82,7 +83,7 @@ class PlainRank:
         self.note("epoch", epoch=epoch)
         while True:
             self.page.enter("compute", step)
-            time.sleep(self.options["delay"])
+            time.sleep(0.002 if os.path.exists(self.options["hurry"]) else self.options["delay"])
             outcome = "closed" if step == until else "reduced"
             self.page.enter("vote", step)
             answer = self.ask(local.Vote(epoch=epoch, step=step, outcome=outcome, next_total=TOTAL, activates=ready))
@@ -116,7 +117,7 @@ class PlainRank:
 
 
 if __name__ == "__main__":
-    given = {"steps": 20, "delay": 0.02, "child": False, "saves": 0.0, **json.loads(sys.argv[1])}
+    given = {"steps": 20, "delay": 0.02, "hurry": "", "child": False, "saves": 0.0, **json.loads(sys.argv[1])}
     if given["child"]:
         subprocess.Popen(["sleep", "1000"])
     PlainRank(given).train()
