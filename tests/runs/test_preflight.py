@@ -19,6 +19,9 @@ from harness import port_below_ephemeral
 
 COMMAND = (sys.executable, "-m", "lightkeeper", "preflight", "--json")
 FLOOR_GBPS = 0.02
+REPORT_S_MAX = 400.0  # each node imports torch, several times, on a machine that may be busy
+
+pytestmark = pytest.mark.timeout(600)
 
 
 class Nodes:
@@ -38,7 +41,7 @@ class Nodes:
 
     def report(self, node: int) -> dict[str, Any]:
         process = self.processes[node]
-        out, said = process.communicate(timeout=130)
+        out, said = process.communicate(timeout=REPORT_S_MAX)
         print(said)
         report: dict[str, Any] = json.loads(out)
         assert process.returncode == (0 if report["may_join"] else 1)
@@ -47,7 +50,7 @@ class Nodes:
     def end(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture
@@ -99,7 +102,7 @@ def test_a_node_that_differs_is_named_by_all(nodes: Nodes, tmp_path: Path) -> No
 @pytest.mark.long
 def test_a_node_that_does_not_come_is_named_and_the_others_get_their_verdict(nodes: Nodes, tmp_path: Path) -> None:
     nodes.count = 4
-    for report in start_with_an_odd_one(nodes, tmp_path, 40):
+    for report in start_with_an_odd_one(nodes, tmp_path, 60):
         assert result(report, "peers")["reason"] == "3 of 4 have come; node 3 did not come: do not join it"
         assert report["nodes"]["3"] == {"came": False}
 
@@ -114,7 +117,7 @@ def test_without_node_0_the_others_are_not_stopped(nodes: Nodes) -> None:
 
 def check_of(process: subprocess.Popen[str], port: int) -> psutil.Process:
     """The process of the check that is at the meeting, once it is there."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 150
     while time.monotonic() < until:
         for child in psutil.Process(process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended meanwhile
@@ -127,7 +130,7 @@ def check_of(process: subprocess.Popen[str], port: int) -> psutil.Process:
 @pytest.mark.long
 def test_a_node_without_the_token_is_not_let_in_and_one_that_freezes_is_left_out(nodes: Nodes) -> None:
     """The frozen one has come; the others say that it has not answered."""
-    words = ("--only", "facts,clock", "--wait-s", "20")
+    words = ("--only", "facts,clock", "--wait-s", "50")
     port = int(nodes.rendezvous.rpartition(":")[2])
     nodes.start(0, *words)
     nodes.start(1, *words)
@@ -186,7 +189,7 @@ def test_a_node_that_freezes_while_it_is_measured_is_named_and_the_others_are_me
 
 def freeze_in_a_group(command: subprocess.Popen[str]) -> list[psutil.Process]:
     """Stops all processes of a node once one of them takes part in an all-reduce: that one is two below torch's."""
-    until = time.monotonic() + 90
+    until = time.monotonic() + 200
     while time.monotonic() < until:
         with contextlib.suppress(psutil.NoSuchProcess):  # checks come and go meanwhile
             tree = [psutil.Process(command.pid), *psutil.Process(command.pid).children(recursive=True)]
