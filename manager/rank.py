@@ -225,6 +225,7 @@ class Rank:
     def _stop(self, answer: local.Answer) -> None:
         if answer.ok:
             say(f"lightkeeper: the job ends: {answer.reason}")
+            self.page.enter("ended", self.page.step)  # an interpreter may take its time over its end
             raise SystemExit(0)
         raise JobStopped(f"the job stops: {answer.reason}")
 

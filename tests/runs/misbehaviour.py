@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -61,6 +62,8 @@ class Behaviour:
             self._die_serving()
         if "keeps" in self.words:
             manager.watch(_Keeper(self))
+        if "ends-slowly" in self.words:
+            atexit.register(self._end_slowly)
         self.batches = None
         if "stubborn-child" in self.words:  # a daemon: `multiprocessing` terminates it at exit, and waits for it
             multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
@@ -118,6 +121,10 @@ class Behaviour:
         if self.at("finish-early", step):
             self.manager.finish()
         return self.at("finish-early", step) or self.at("leave-loop", step)
+
+    def _end_slowly(self) -> None:
+        print("ends slowly", flush=True)
+        time.sleep(self.words["ends-slowly"])
 
     def ends(self) -> None:
         if "sleep-at-end" in self.words:

@@ -12,6 +12,7 @@ from harness import Job
 from healed import PATIENT
 
 from lightkeeper.events import schema
+from lightkeeper.events.of_progress import Armed, Stuck
 
 pytestmark = pytest.mark.usefixtures("dealt_evenly")  # other shares are an epoch, and epochs are counted here
 
@@ -86,6 +87,20 @@ def test_sigterm_to_the_only_group(job: Job) -> None:
     assert not facts.lost
     stopped = facts.one(schema.JobStopped)
     assert stopped.ok and "asked to leave" in stopped.reason and "SIGTERM" in stopped.reason
+
+
+def test_a_script_that_takes_its_time_to_end_after_a_stop_is_not_stuck(job: Job) -> None:
+    job.settings.update(groups=2, stall_floor_s=6)
+    launchers = [job.launch(g, steps=2000, behave="ends-slowly:15", **job.lingering(LINGER_S)) for g in ("g0", "g1")]
+    for group in ("g0", "g1"):
+        job.wait_for(Armed, group=group)  # its deadlines are learnt
+    for launcher in launchers:
+        launcher.send_signal(signal.SIGTERM)
+    facts = job.finish()
+    assert facts.codes == {"g0": 0, "g1": 0}, facts.said
+    assert all("ends slowly" in said for said in facts.said.values())
+    assert any("the job ends: all groups asked to leave" in said for said in facts.said.values())
+    assert not facts.all(Stuck) and not facts.lost
 
 
 def test_sigterm_twice_ends_at_once(job: Job) -> None:
