@@ -15,6 +15,8 @@ from lightkeeper.supervisor.tables import read_table
 
 CLUSTERS = ("local",)
 GROUPS_MAX = 10_000
+NODES_MAX = 100_000
+NAME_BYTES_MAX = 255
 PLACES = ("{run_folder}", "{checkpoints}")  # that are filled in, in a command
 
 
@@ -37,6 +39,8 @@ class Cluster:
             raise UsageError(f"kind {self.kind!r}: give {' or '.join(CLUSTERS)}")
         if self.nodes < 0 or (self.nodes and self.names and self.nodes != len(self.names)):
             raise UsageError(f"nodes {self.nodes} and {len(self.names)} names: give one of them")
+        if max(self.nodes, len(self.names)) > NODES_MAX:
+            raise UsageError(f"nodes {max(self.nodes, len(self.names))}: at most {NODES_MAX}")
         if len(set(self.names)) < len(self.names):
             raise UsageError("names: one of them stands there twice")
 
@@ -186,7 +190,11 @@ class JobFile:
     def __post_init__(self) -> None:
         if not self.command:
             raise UsageError("command is empty: give the script and its arguments")
-        if not 1 <= self.minimum <= self.groups <= GROUPS_MAX:
+        for name in ("run_folder", "checkpoints", "quarantine"):
+            _check_path(name, getattr(self, name))
+        if self.groups > GROUPS_MAX:
+            raise UsageError(f"groups {self.groups}: at most {GROUPS_MAX}")
+        if not 1 <= self.minimum <= self.groups:
             raise UsageError(f"minimum {self.minimum} of {self.groups} groups: 1 <= minimum <= groups must hold")
         if not 0 <= self.spares < self.groups:
             raise UsageError(f"spares {self.spares} of {self.groups} groups: 0 <= spares < groups must hold")
@@ -217,6 +225,11 @@ class JobFile:
     def group_names(self) -> tuple[str, ...]:
         """Of all groups."""
         return tuple(f"g{i}" for i in range(self.groups))
+
+
+def _check_path(name: str, path: str) -> None:
+    if not path or "\0" in path or any(len(part.encode()) > NAME_BYTES_MAX for part in path.split("/")):
+        raise UsageError(f"{name}: {path[:80]!r} is no path")
 
 
 def read_job(path: Path) -> JobFile:

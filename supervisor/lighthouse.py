@@ -125,6 +125,8 @@ class LighthouseProcess:
                 pause_s = min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(tries, 10))
                 say(f"lightkeeper: the lighthouse did not come up ({why}); again in {pause_s:g} s")
                 await asyncio.sleep(pause_s)
+            if tries:
+                say(f"lightkeeper: the lighthouse is there again, at {self.address}")
         finally:
             self._starting = False
 

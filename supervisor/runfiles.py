@@ -40,6 +40,8 @@ def token_of(folder: Path) -> tuple[str, bool]:
         return _token_of(folder)
     except OSError as error:
         raise ToldError(f"{folder / TOKEN}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ToldError(f"{folder / TOKEN} is no text: put back the one that what runs was told") from error
 
 
 def _token_of(folder: Path) -> tuple[str, bool]:

@@ -374,7 +374,7 @@ class Service:
     async def _start_lighthouse(self) -> None:
         async def missing(why: str) -> None:
             since = f"there has been none for {MISSING_LONG_S:g} s"
-            await self._do([a.Tell("quorum_lost", f"the lighthouse does not come up, and {since}: {why}")])
+            await self._do([a.Tell("no_lighthouse", f"the lighthouse does not come up, and {since}: {why}")])
 
         try:
             await self._lighthouse.start(missing)

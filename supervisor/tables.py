@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return {str(key): _value(item, one, f"{where}.{key}") for key, one in value.items()}
     if hint is float and type(value) is int:
         return float(value)
+    if type(value) is float and not math.isfinite(value):
+        raise UsageError(f"{where} is a number, and {value} is none that can be meant")
     if type(value) is not hint:
         raise UsageError(f"{where} is {_KINDS[hint]}, not {_named(value)}")
     return value

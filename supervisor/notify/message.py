@@ -17,6 +17,7 @@ WHAT = {
     "crash_loop": "fails again and again, and was stopped",
     "budget": "has used up its restarts",
     "quorum_lost": "has too few groups, for long",
+    "no_lighthouse": "has no lighthouse, for long",
     "quarantine": "has lost a node to quarantine",
 }
 LINES_MAX, LINE_CHARS_MAX = 30, 300

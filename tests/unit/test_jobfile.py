@@ -65,6 +65,13 @@ def test_places_in_the_command_are_filled_in_and_other_braces_stay(tmp_path: Pat
     (LEAST + "environment = 3\n", "job.toml environment is a table, not 3"),
     (LEAST + 'command = ["x"', "is no TOML"),
     (LEAST + "notify = 3\n", "notify"),
+    (LEAST + "[budget]\norphan_s = nan\n", "job.toml budget orphan_s is a number, and nan is none that can be meant"),
+    (LEAST + "[burn_in]\nfor_s = inf\n", "job.toml burn_in for_s is a number, and inf is none"),
+    (LEAST + 'run_folder = "a\\u0000b"\n', "run_folder: 'a\\x00b' is no path"),
+    (LEAST + f'run_folder = "{"x" * 300}"\n', "is no path"),
+    (LEAST + 'checkpoints = ""\n', "checkpoints: '' is no path"),
+    (LEAST + "groups = 1000000\n", "groups 1000000: at most 10000"),
+    (LEAST + "[cluster]\nnodes = 100000000\n", "nodes 100000000: at most 100000"),
 ])  # fmt: skip
 def test_what_cannot_be_right_is_told_in_one_line(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(UsageError) as told:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from supervised_job import Job, Nodes
 
 from lightkeeper.errors import ToldError
-from tests.unit.supervised_job import Job, Nodes
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,6 @@ def test_one_that_stays_away_for_long_is_told_of_once_and_is_back_in_the_end(
 
     job = Job(tmp_path)
     assert job.run(meanwhile) == 0
-    assert [what for what, _ in job.told] == ["quorum_lost", "finished"]
+    assert [what for what, _ in job.told] == ["no_lighthouse", "finished"]
     assert "there has been none for 0.1 s: no port" in job.told[0][1]
     assert {("n0", "g0"), ("n1", "g1")} <= set(job.nodes.starts) and job.nodes.starts.count(("n0", "g0")) == 1

@@ -101,3 +101,9 @@ def test_a_lock_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("os.pwrite", full)
     with pytest.raises(UsageError, match="cannot use .*: No space left on device"):
         Held(tmp_path).__enter__()
+
+
+def test_a_token_that_is_no_text_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\x83\xff\x00")
+    with pytest.raises(ToldError, match="token is no text"):
+        Job(tmp_path).run(trains)
